@@ -1,0 +1,391 @@
+//! One suite for all devices: what [`Device`] and [`Queue`](crate::Queue) promise, checked on a real one.
+//!
+//! [`run`] returns a line per check, so that a host without a toolchain can run it from a binary
+//! (`forebay bench conformance`), and a test can assert on it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::cpu::HostMemory;
+use crate::{Arg, ArgSpan, Buffer, Device, Error, Fence, Geometry, Kind, Result, Source};
+
+/// Outcome of one check.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// Name of the check.
+    pub check: &'static str,
+    /// Why it failed, if it did.
+    pub failure: Option<String>,
+}
+
+type Check = fn(&dyn Device) -> std::result::Result<(), String>;
+
+const CHECKS: &[(&str, Check)] = &[
+    ("info is filled in", info),
+    ("copies bring every byte back, at odd sizes and offsets", copies),
+    ("device to device copies", device_copies),
+    ("fill", fill),
+    ("a kernel runs over exactly its space in 1, 2 and 3 dimensions", spaces),
+    ("scalar arguments of every type arrive", scalars),
+    ("commands are in order", order),
+    ("fences grow and are reached in order", fences),
+    ("host functions run after what is before them", host_functions),
+    ("a buffer dropped after the enqueue stays alive", keeps_alive),
+    ("ranges outside a buffer are refused", bounds),
+    ("buffers of another device are refused", foreign),
+    ("out of memory names requested and limit", out_of_memory),
+    ("a missing entry and a broken source are typed errors", bad_sources),
+    ("memory is given back", accounting),
+    ("queues of one device work from several threads", threads),
+    ("empty buffers and copies", empty),
+    ("a captured graph replays, and is updated when pointers change", capture),
+];
+
+/// Runs every check on `device`.
+pub fn run(device: &dyn Device) -> Vec<Outcome> {
+    CHECKS
+        .iter()
+        .map(|(check, f)| {
+            let r = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| f(device)));
+            let failure = match r {
+                Ok(Ok(())) => None,
+                Ok(Err(why)) => Some(why),
+                Err(_) => Some("panicked".into()),
+            };
+            Outcome { check, failure }
+        })
+        .collect()
+}
+
+/// The kernels that the suite uses, for devices that compile.
+const KERNELS: &str = "
+KERNEL void mark(GLOBAL uint *out, uint w, uint h, uint d) {
+  uint x = gid_x(), y = gid_y(), z = gid_z();
+  if (x < w && y < h && z < d) out[(z * h + y) * w + x] += x + 1000u * y + 1000000u * z + 1u;
+}
+KERNEL void scalars(GLOBAL float *out, uint a, int b, float c, ulong d) {
+  if (gid_x() == 0) { out[0] = (float)a; out[1] = (float)b; out[2] = c; out[3] = (float)(d >> 32); }
+}
+KERNEL void twice(GLOBAL const uint *in, GLOBAL uint *out, uint n) {
+  uint i = gid_x();
+  if (i < n) out[i] = 2u * in[i] + 1u;
+}
+";
+
+fn source(kind: Kind, entry: &str) -> Source {
+    if !matches!(kind, Kind::Cpu | Kind::Sim) {
+        return Source::Portable(KERNELS.into());
+    }
+    Source::Cpu(match entry {
+        "mark" => Arc::new(|s: &ArgSpan<'_>| {
+            let (w, h) = (s.scalar(1) as usize, s.scalar(2) as usize);
+            // SAFETY: each call touches only the elements of its own part.
+            let out = unsafe { s.slice_mut::<u32>(0) };
+            s.for_each(|x, y, z| out[(z * h + y) * w + x] += (x + 1000 * y + 1_000_000 * z + 1) as u32);
+        }),
+        "scalars" => Arc::new(|s: &ArgSpan<'_>| {
+            if s.start == 0 {
+                // SAFETY: only the first part writes.
+                let out = unsafe { s.slice_mut::<f32>(0) };
+                out[0] = s.scalar(1) as f32;
+                out[1] = s.scalar(2) as i64 as f32;
+                out[2] = s.float(3);
+                out[3] = (s.scalar(4) >> 32) as f32;
+            }
+        }),
+        _ => Arc::new(|s: &ArgSpan<'_>| {
+            // SAFETY: each call touches only the elements of its own part.
+            let (input, out) = (s.slice::<u32>(0), unsafe { s.slice_mut::<u32>(1) });
+            s.for_each(|i, _, _| out[i] = input[i].wrapping_mul(2).wrapping_add(1));
+        }),
+    })
+}
+
+fn host(words: &[u32]) -> Result<Buffer> {
+    let b = HostMemory::buffer(size_of_val(words))?;
+    write(&b, words);
+    Ok(b)
+}
+
+fn write(b: &Buffer, words: &[u32]) {
+    if let Some(p) = b.host_ptr() {
+        // SAFETY: the buffer has that many bytes and no command uses it.
+        unsafe { std::ptr::copy_nonoverlapping(words.as_ptr().cast(), p.as_ptr(), size_of_val(words).min(b.len())) };
+    }
+}
+
+fn words(b: &Buffer) -> Vec<u32> {
+    let Some(p) = b.host_ptr() else { return Vec::new() };
+    // SAFETY: host memory is 64-byte aligned, and the caller has waited for the commands.
+    unsafe { std::slice::from_raw_parts(p.as_ptr().cast(), b.len() / 4) }.to_vec()
+}
+
+fn text(e: Error) -> String {
+    e.to_string()
+}
+
+fn ensure(ok: bool, why: impl FnOnce() -> String) -> std::result::Result<(), String> {
+    if ok { Ok(()) } else { Err(why()) }
+}
+
+/// Copies `b` to the host and waits.
+fn read(d: &dyn Device, q: &mut dyn crate::Queue, b: &Buffer) -> Result<Vec<u32>> {
+    let h = d.alloc_host(b.len())?;
+    q.copy(b, 0, &h, 0, b.len())?;
+    let f = q.fence()?;
+    q.wait(f)?;
+    Ok(words(&h))
+}
+
+fn info(d: &dyn Device) -> std::result::Result<(), String> {
+    let i = d.info();
+    ensure(!i.name.is_empty() && i.compute_units > 0 && i.memory_bytes > 0 && i.strength > 0, || format!("{i:?}"))
+}
+
+fn copies(d: &dyn Device) -> std::result::Result<(), String> {
+    let mut q = d.queue().map_err(text)?;
+    for (n, at) in [(1usize, 0usize), (3, 1), (1000, 17), (1 << 18, 0)] {
+        let data: Vec<u32> = (0..n as u32).map(|i| i.wrapping_mul(2_654_435_761)).collect();
+        let from = host(&data).map_err(text)?;
+        let b = d.alloc(4 * (n + at)).map_err(text)?;
+        q.copy(&from, 0, &b, 4 * at, 4 * n).map_err(text)?;
+        let back = read(d, &mut *q, &b).map_err(text)?;
+        ensure(back[at..] == data[..], || format!("{n} words at {at} came back changed"))?;
+    }
+    Ok(())
+}
+
+fn device_copies(d: &dyn Device) -> std::result::Result<(), String> {
+    let mut q = d.queue().map_err(text)?;
+    let data: Vec<u32> = (0..4096).collect();
+    let (a, b) = (d.alloc(16384).map_err(text)?, d.alloc(16384).map_err(text)?);
+    q.copy(&host(&data).map_err(text)?, 0, &a, 0, 16384).map_err(text)?;
+    q.fill(&b, 0, 16384, 0).map_err(text)?;
+    q.copy(&a, 400, &b, 800, 4000).map_err(text)?;
+    let back = read(d, &mut *q, &b).map_err(text)?;
+    ensure(back[200..1200] == data[100..1100] && back[..200].iter().all(|&v| v == 0), || "wrong words".into())
+}
+
+fn fill(d: &dyn Device) -> std::result::Result<(), String> {
+    let mut q = d.queue().map_err(text)?;
+    let b = d.alloc(64).map_err(text)?;
+    q.fill(&b, 0, 64, 0xAB).map_err(text)?;
+    q.fill(&b, 8, 4, 0).map_err(text)?;
+    let back = read(d, &mut *q, &b).map_err(text)?;
+    ensure(back[2] == 0 && back[1] == 0xABAB_ABAB && back[3] == 0xABAB_ABAB && back[15] == 0xABAB_ABAB, || {
+        format!("{back:x?}")
+    })
+}
+
+fn spaces(d: &dyn Device) -> std::result::Result<(), String> {
+    let k = d.compile(&source(d.info().kind, "mark"), "mark").map_err(text)?;
+    let mut q = d.queue().map_err(text)?;
+    for [w, h, z] in [[1usize, 1usize, 1usize], [1000, 1, 1], [65_537, 1, 1], [37, 11, 1], [5, 6, 7], [300, 200, 2]] {
+        let n = w * h * z;
+        let b = d.alloc(4 * n).map_err(text)?;
+        q.fill(&b, 0, 4 * n, 0).map_err(text)?;
+        let args = [Arg::Buffer(&b), Arg::U32(w as u32), Arg::U32(h as u32), Arg::U32(z as u32)];
+        q.launch(&k, &Geometry::new(w, h, z), &args).map_err(text)?;
+        let back = read(d, &mut *q, &b).map_err(text)?;
+        for (i, &v) in back.iter().enumerate() {
+            let (x, y, p) = (i % w, i / w % h, i / w / h);
+            let want = (x + 1000 * y + 1_000_000 * p + 1) as u32;
+            ensure(v == want, || format!("{w}×{h}×{z}: item ({x},{y},{p}) is {v}, not {want}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn scalars(d: &dyn Device) -> std::result::Result<(), String> {
+    let k = d.compile(&source(d.info().kind, "scalars"), "scalars").map_err(text)?;
+    let mut q = d.queue().map_err(text)?;
+    let b = d.alloc(16).map_err(text)?;
+    let args = [Arg::Buffer(&b), Arg::U32(7), Arg::I32(-3), Arg::F32(0.25), Arg::U64(9 << 32)];
+    q.launch(&k, &Geometry::linear(1), &args).map_err(text)?;
+    let back = read(d, &mut *q, &b).map_err(text)?;
+    let floats: Vec<f32> = back.into_iter().map(f32::from_bits).collect();
+    ensure(floats == [7.0, -3.0, 0.25, 9.0], || format!("{floats:?}"))
+}
+
+fn order(d: &dyn Device) -> std::result::Result<(), String> {
+    let k = d.compile(&source(d.info().kind, "twice"), "twice").map_err(text)?;
+    let mut q = d.queue().map_err(text)?;
+    let n = 5000usize;
+    let (a, b) = (d.alloc(4 * n).map_err(text)?, d.alloc(4 * n).map_err(text)?);
+    q.fill(&a, 0, 4 * n, 0).map_err(text)?;
+    // x → 2x+1, ten times: 2^10 - 1.
+    for i in 0..10 {
+        let (from, to) = if i % 2 == 0 { (&a, &b) } else { (&b, &a) };
+        q.launch(&k, &Geometry::linear(n), &[Arg::Buffer(from), Arg::Buffer(to), Arg::U32(n as u32)]).map_err(text)?;
+    }
+    let back = read(d, &mut *q, &a).map_err(text)?;
+    ensure(back.iter().all(|&v| v == 1023), || format!("{:?}", &back[..4]))
+}
+
+fn fences(d: &dyn Device) -> std::result::Result<(), String> {
+    let mut q = d.queue().map_err(text)?;
+    let b = d.alloc(1 << 20).map_err(text)?;
+    let mut last = Fence::default();
+    for i in 0..20 {
+        q.fill(&b, 0, 1 << 20, i).map_err(text)?;
+        let f = q.fence().map_err(text)?;
+        ensure(f > last, || format!("fence {f:?} after {last:?}"))?;
+        last = f;
+    }
+    q.wait(last).map_err(text)?;
+    ensure(q.done(last).map_err(text)?, || "a waited-for fence is not done".into())?;
+    ensure(q.done(Fence(1)).map_err(text)?, || "an earlier fence is not done".into())?;
+    ensure(q.wait(Fence(last.0 + 1000)).is_err(), || "waiting for a fence never issued must be an error".into())
+}
+
+fn host_functions(d: &dyn Device) -> std::result::Result<(), String> {
+    let mut q = d.queue().map_err(text)?;
+    let b = d.alloc(1 << 16).map_err(text)?;
+    let hits = Arc::new(AtomicU32::new(0));
+    q.fill(&b, 0, 1 << 16, 1).map_err(text)?;
+    for _ in 0..3 {
+        let h = hits.clone();
+        q.host_fn(Box::new(move || {
+            h.fetch_add(1, Ordering::SeqCst);
+        }))
+        .map_err(text)?;
+    }
+    let f = q.fence().map_err(text)?;
+    q.wait(f).map_err(text)?;
+    // A callback may trail the event that triggers it.
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(5);
+    while hits.load(Ordering::SeqCst) < 3 && std::time::Instant::now() < until {
+        std::thread::yield_now();
+    }
+    let n = hits.load(Ordering::SeqCst);
+    ensure(n == 3, || format!("{n} of 3 ran"))
+}
+
+fn keeps_alive(d: &dyn Device) -> std::result::Result<(), String> {
+    let mut q = d.queue().map_err(text)?;
+    let b = d.alloc(1 << 20).map_err(text)?;
+    for i in 0..8u32 {
+        let h = host(&vec![i; 1 << 18]).map_err(text)?;
+        q.copy(&h, 0, &b, 0, 1 << 20).map_err(text)?;
+        drop(h);
+    }
+    let back = read(d, &mut *q, &b).map_err(text)?;
+    ensure(back.iter().all(|&v| v == 7), || "a freed source was read".into())
+}
+
+fn bounds(d: &dyn Device) -> std::result::Result<(), String> {
+    let mut q = d.queue().map_err(text)?;
+    let b = d.alloc(100).map_err(text)?;
+    let h = host(&[0; 25]).map_err(text)?;
+    let bad =
+        [q.copy(&h, 0, &b, 4, 100), q.copy(&h, 1, &b, 0, 100), q.copy(&b, usize::MAX, &h, 0, 2), q.fill(&b, 99, 2, 0)];
+    ensure(bad.iter().all(|r| matches!(r, Err(Error::Invalid { .. }))), || format!("{bad:?}"))
+}
+
+fn foreign(d: &dyn Device) -> std::result::Result<(), String> {
+    let mut q = d.queue().map_err(text)?;
+    let other = crate::sim::SimDevice::new(crate::sim::Model::default());
+    let b = other.alloc(64).map_err(text)?;
+    let r = q.fill(&b, 0, 64, 0);
+    ensure(matches!(r, Err(Error::Invalid { .. })), || format!("{r:?}"))
+}
+
+fn out_of_memory(d: &dyn Device) -> std::result::Result<(), String> {
+    let limit = d.info().memory_bytes;
+    match d.alloc(limit.saturating_mul(4).min(1 << 62) as usize) {
+        Err(Error::OutOfMemory { requested, limit: l, .. }) if requested > l && l > 0 => Ok(()),
+        Err(e) => Err(format!("another error: {e}")),
+        Ok(_) => Err("four times the memory was granted".into()),
+    }
+}
+
+fn bad_sources(d: &dyn Device) -> std::result::Result<(), String> {
+    if matches!(d.info().kind, Kind::Cpu | Kind::Sim) {
+        let r = d.compile(&Source::OpenClC("".into()), "f");
+        return ensure(matches!(r, Err(Error::Unsupported { .. })), || format!("{r:?}"));
+    }
+    let r = d.compile(&Source::Portable(KERNELS.into()), "absent");
+    ensure(matches!(r, Err(Error::NoEntry { .. })), || format!("{r:?}"))?;
+    match d.compile(&Source::Portable("KERNEL void f(GLOBAL float *a) {\n\n  a[0] = undefined_name;\n}".into()), "f") {
+        Err(Error::Compile { log, .. }) => {
+            ensure(log.contains("undefined_name") && log.contains("source line 3"), || {
+                format!("no source line in: {log}")
+            })
+        }
+        r => Err(format!("{r:?}")),
+    }
+}
+
+fn accounting(d: &dyn Device) -> std::result::Result<(), String> {
+    let before = d.allocated();
+    let b = d.alloc(12_345).map_err(text)?;
+    ensure(d.allocated() >= before + 12_345, || "an allocation is not counted".into())?;
+    drop(b);
+    ensure(d.allocated() <= before, || format!("{} B before, {} B after", before, d.allocated()))
+}
+
+fn threads(d: &dyn Device) -> std::result::Result<(), String> {
+    let k = d.compile(&source(d.info().kind, "twice"), "twice").map_err(text)?;
+    std::thread::scope(|s| {
+        let handles: Vec<_> = (0..4u32)
+            .map(|t| {
+                let k = k.clone();
+                s.spawn(move || -> std::result::Result<(), String> {
+                    let mut q = d.queue().map_err(text)?;
+                    let n = 2000usize;
+                    for round in 0..20u32 {
+                        let a = d.alloc(4 * n).map_err(text)?;
+                        let b = d.alloc(4 * n).map_err(text)?;
+                        let seed = t * 100 + round;
+                        q.copy(&host(&vec![seed; n]).map_err(text)?, 0, &a, 0, 4 * n).map_err(text)?;
+                        let args = [Arg::Buffer(&a), Arg::Buffer(&b), Arg::U32(n as u32)];
+                        q.launch(&k, &Geometry::linear(n), &args).map_err(text)?;
+                        let back = read(d, &mut *q, &b).map_err(text)?;
+                        ensure(back.iter().all(|&v| v == 2 * seed + 1), || {
+                            format!("thread {t} round {round}: {:?}", &back[..2])
+                        })?;
+                    }
+                    Ok(())
+                })
+            })
+            .collect();
+        handles.into_iter().map(|h| h.join().unwrap_or_else(|_| Err("a thread panicked".into()))).collect()
+    })
+}
+
+fn empty(d: &dyn Device) -> std::result::Result<(), String> {
+    let mut q = d.queue().map_err(text)?;
+    let b = d.alloc(0).map_err(text)?;
+    let h = host(&[]).map_err(text)?;
+    q.copy(&h, 0, &b, 0, 0).map_err(text)?;
+    let f = q.fence().map_err(text)?;
+    q.wait(f).map_err(text)?;
+    ensure(b.is_empty(), || "not empty".into())
+}
+
+fn capture(d: &dyn Device) -> std::result::Result<(), String> {
+    let mut q = d.queue().map_err(text)?;
+    if d.info().kind != Kind::Cuda {
+        return ensure(matches!(q.capture_begin(), Err(Error::Unsupported { .. })), || {
+            "must say that it cannot".into()
+        });
+    }
+    let k = d.compile(&source(d.info().kind, "twice"), "twice").map_err(text)?;
+    let n = 1000usize;
+    let mut slot = None;
+    for round in 0..3u32 {
+        let (a, b) = (d.alloc(4 * n).map_err(text)?, d.alloc(4 * n).map_err(text)?);
+        q.copy(&host(&vec![round; n]).map_err(text)?, 0, &a, 0, 4 * n).map_err(text)?;
+        q.capture_begin().map_err(text)?;
+        for i in 0..4 {
+            let (from, to) = if i % 2 == 0 { (&a, &b) } else { (&b, &a) };
+            q.launch(&k, &Geometry::linear(n), &[Arg::Buffer(from), Arg::Buffer(to), Arg::U32(n as u32)])
+                .map_err(text)?;
+        }
+        let updated = q.capture_run(&mut slot).map_err(text)?;
+        ensure(updated == (round > 0), || format!("round {round}: updated in place = {updated}"))?;
+        let back = read(d, &mut *q, &a).map_err(text)?;
+        ensure(back.iter().all(|&v| v == 16 * round + 15), || format!("round {round}: {:?}", &back[..2]))?;
+    }
+    Ok(())
+}

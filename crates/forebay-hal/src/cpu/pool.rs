@@ -1,0 +1,442 @@
+//! The one pool of worker threads that runs everything on the CPU.
+//!
+//! A job is a function and a pointer, 16 bytes; the pool neither owns nor frees what the pointer means. Each worker has
+//! a slot for the job that it made last (run next, its data is hot), a bounded queue of its own from which others steal,
+//! and a shared overflow queue. [`Pool::parallel_for`] splits a loop: the caller works too, and idle workers join.
+//!
+//! Sleeping follows one rule. A worker announces that it sleeps (RMW on `sleepers`), looks everywhere once more, then
+//! parks. Whoever makes work visible fences, then reads `sleepers`. One of the two sees the other, so no job waits for
+//! a worker that sleeps, and an idle pool uses no CPU.
+
+use std::cell::{Cell, UnsafeCell};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread::{JoinHandle, Thread};
+
+use super::parfor::{Loop, Loops};
+
+/// Jobs in a worker's own queue before they overflow into the shared one.
+const LOCAL_QUEUE: usize = 256;
+/// Jobs taken from the made-last slot in a row before the queues get a turn, so that a chain that feeds itself cannot
+/// starve the others.
+const SLOT_BURST: u32 = 16;
+/// Searches without success before a worker sleeps: about 20 µs, the order of one futex wake-up.
+const SPIN_ROUNDS: u32 = 200;
+/// Most workers in a pool.
+pub(super) const MAX_WORKERS: usize = 256;
+
+/// A piece of work: `run(data, worker)` is called exactly once, on some worker.
+#[derive(Clone, Copy)]
+pub struct Job {
+    /// What to call.
+    pub run: unsafe fn(*const (), &Worker),
+    /// Its argument. Whoever submits the job keeps it valid until `run` has been called.
+    pub data: *const (),
+}
+
+// SAFETY: a job is only a pair of addresses; that `data` may be used from another thread is the submitter's contract.
+unsafe impl Send for Job {}
+
+pub(super) struct Shared {
+    overflow: Mutex<VecDeque<Job>>,
+    /// Length of `overflow`, readable without its lock.
+    overflow_len: AtomicUsize,
+    stealers: Vec<st3::fifo::Stealer<Job>>,
+    pub(super) loops: Loops,
+    sleepers: AtomicUsize,
+    searching: AtomicUsize,
+    asleep: Mutex<Vec<usize>>,
+    threads: OnceLock<Vec<Thread>>,
+    wake: Vec<AtomicBool>,
+    stop: AtomicBool,
+}
+
+/// A pool of worker threads. Dropping it stops and joins them; jobs not yet begun are then abandoned.
+pub struct Pool {
+    shared: Arc<Shared>,
+    handles: Vec<JoinHandle<()>>,
+}
+
+/// The worker that runs a job: where a job submits further jobs without any lock.
+pub struct Worker {
+    /// 0-based number in the pool.
+    pub index: usize,
+    slot: Cell<Option<Job>>,
+    queue: UnsafeCell<st3::fifo::Worker<Job>>,
+    /// Jobs were queued since sleepers were last looked at.
+    unsignalled: Cell<bool>,
+    shared: Arc<Shared>,
+}
+
+impl Pool {
+    /// A pool of `workers` threads (at least 1, at most 256).
+    pub fn new(workers: usize) -> Arc<Pool> {
+        let workers = workers.clamp(1, MAX_WORKERS);
+        let queues: Vec<_> = (0..workers).map(|_| st3::fifo::Worker::new(LOCAL_QUEUE)).collect();
+        let shared = Arc::new(Shared {
+            overflow: Mutex::new(VecDeque::with_capacity(LOCAL_QUEUE)),
+            overflow_len: AtomicUsize::new(0),
+            stealers: queues.iter().map(st3::fifo::Worker::stealer).collect(),
+            loops: Loops::default(),
+            sleepers: AtomicUsize::new(0),
+            searching: AtomicUsize::new(0),
+            asleep: Mutex::new(Vec::with_capacity(workers)),
+            threads: OnceLock::new(),
+            wake: (0..workers).map(|_| AtomicBool::new(false)).collect(),
+            stop: AtomicBool::new(false),
+        });
+        let mut handles = Vec::with_capacity(workers);
+        for (index, queue) in queues.into_iter().enumerate() {
+            let shared = shared.clone();
+            let spawned = std::thread::Builder::new().name(format!("forebay-{index}")).spawn(move || {
+                let worker = Worker {
+                    index,
+                    slot: Cell::new(None),
+                    queue: UnsafeCell::new(queue),
+                    unsignalled: Cell::new(false),
+                    shared,
+                };
+                worker.main();
+            });
+            match spawned {
+                Ok(handle) => handles.push(handle),
+                // With fewer threads than asked for the pool is slower, not wrong, as long as there is one.
+                Err(e) if !handles.is_empty() => {
+                    eprintln!("forebay: only {} of {workers} workers started: {e}", handles.len());
+                    break;
+                }
+                Err(e) => {
+                    eprintln!("forebay: no worker thread could be started ({e}); nothing will run");
+                }
+            }
+        }
+        let _ = shared.threads.set(handles.iter().map(|h| h.thread().clone()).collect());
+        Arc::new(Pool { shared, handles })
+    }
+
+    /// The process's pool: one worker per CPU that this process may use.
+    pub fn global() -> &'static Arc<Pool> {
+        static GLOBAL: OnceLock<Arc<Pool>> = OnceLock::new();
+        GLOBAL.get_or_init(|| Pool::new(std::thread::available_parallelism().map_or(1, |n| n.get())))
+    }
+
+    /// Number of workers.
+    pub fn workers(&self) -> usize {
+        self.handles.len().max(1)
+    }
+
+    /// Submits a job from any thread.
+    ///
+    /// # Safety
+    /// `job.data` stays valid for `job.run` until it has been called, and may be used on another thread. If the pool is
+    /// dropped first the job may never be called.
+    pub unsafe fn submit(&self, job: Job) {
+        self.shared.push_overflow(job);
+        self.shared.signal();
+    }
+
+    /// Calls `f(first, last)` over disjoint ranges that cover `0..n`, each at most `grain` long (at least 1), on this
+    /// thread and on idle workers; returns when all are done. Ranges may run at the same time. Safe from inside a job.
+    ///
+    /// # Panics
+    /// Passes on a panic of `f`, after all other ranges have ended.
+    pub fn parallel_for(&self, n: usize, grain: usize, f: &(dyn Fn(usize, usize) + Sync)) {
+        self.shared.parallel_for(n, grain, f);
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        for (i, h) in self.handles.iter().enumerate() {
+            self.shared.wake[i].store(true, Ordering::SeqCst);
+            h.thread().unpark();
+        }
+        let me = std::thread::current().id();
+        for h in self.handles.drain(..) {
+            // The last handle may go away inside a job; a thread cannot join itself.
+            if h.thread().id() != me {
+                let _ = h.join();
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn push_overflow(&self, job: Job) {
+        let mut q = self.overflow.lock().unwrap_or_else(PoisonError::into_inner);
+        q.push_back(job);
+        self.overflow_len.store(q.len(), Ordering::Relaxed);
+    }
+
+    fn pop_overflow(&self) -> Option<Job> {
+        if self.overflow_len.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let mut q = self.overflow.lock().unwrap_or_else(PoisonError::into_inner);
+        let job = q.pop_front();
+        self.overflow_len.store(q.len(), Ordering::Relaxed);
+        job
+    }
+
+    /// Wakes one sleeper unless somebody already searches, who will find the work.
+    pub(super) fn signal(&self) {
+        fence(Ordering::SeqCst);
+        if self.sleepers.load(Ordering::Relaxed) > 0 && self.searching.load(Ordering::Relaxed) == 0 {
+            self.wake_one();
+        }
+    }
+
+    pub(super) fn sleepers(&self) -> usize {
+        self.sleepers.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn wake_one(&self) {
+        let next = self.asleep.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        if let (Some(i), Some(threads)) = (next, self.threads.get()) {
+            self.sleepers.fetch_sub(1, Ordering::SeqCst);
+            self.wake[i].store(true, Ordering::Release);
+            threads[i].unpark();
+        }
+    }
+
+    pub(super) fn parallel_for(&self, n: usize, grain: usize, f: &(dyn Fn(usize, usize) + Sync)) {
+        let grain = grain.max(1);
+        if n <= grain || self.stealers.len() < 2 {
+            let mut at = 0;
+            while at < n {
+                f(at, (at + grain).min(n));
+                at += grain;
+            }
+            return;
+        }
+        let work = Loop::new(n, grain, f);
+        self.loops.open(&work);
+        fence(Ordering::SeqCst);
+        let helpers = work.ranges().saturating_sub(1).min(self.sleepers());
+        for _ in 0..helpers {
+            self.wake_one();
+        }
+        work.help();
+        self.loops.close(&work);
+        work.rethrow();
+    }
+}
+
+impl Worker {
+    /// Submits a job from inside a job. It runs next on this worker unless another worker takes what was next before.
+    ///
+    /// # Safety
+    /// As for [`Pool::submit`].
+    #[inline]
+    pub unsafe fn submit(&self, job: Job) {
+        if let Some(earlier) = self.slot.replace(Some(job)) {
+            // SAFETY: passed on under the same contract.
+            unsafe { self.submit_back(earlier) };
+        }
+    }
+
+    /// Submits a job behind everything in this worker's queue.
+    ///
+    /// # Safety
+    /// As for [`Pool::submit`].
+    #[inline]
+    pub unsafe fn submit_back(&self, job: Job) {
+        // SAFETY: only the worker's own thread gets at `queue`: `Worker` is neither Send nor Sync.
+        if let Err(job) = unsafe { &*self.queue.get() }.push(job) {
+            self.shared.push_overflow(job);
+        }
+        self.unsignalled.set(true);
+    }
+
+    /// Makes sleeping workers notice what was queued; called by the worker between jobs, and by long jobs before their
+    /// long part. One fence for all jobs queued since.
+    #[inline]
+    pub fn signal(&self) {
+        if self.unsignalled.replace(false) {
+            self.shared.signal();
+        }
+    }
+
+    /// As [`Pool::parallel_for`].
+    pub fn parallel_for(&self, n: usize, grain: usize, f: &(dyn Fn(usize, usize) + Sync)) {
+        self.signal();
+        self.shared.parallel_for(n, grain, f);
+    }
+
+    /// Runs what was handed over in the slot to others: call before blocking inside a job.
+    pub fn yield_slot(&self) {
+        if let Some(job) = self.slot.take() {
+            // SAFETY: the job came in under the contract of `submit`.
+            unsafe { self.submit_back(job) };
+        }
+        self.signal();
+    }
+
+    fn own(&self) -> Option<Job> {
+        // SAFETY: as in `submit_back`.
+        unsafe { &*self.queue.get() }.pop()
+    }
+
+    fn search(&self) -> Option<Job> {
+        if let Some(job) = self.own().or_else(|| self.shared.pop_overflow()) {
+            return Some(job);
+        }
+        let n = self.shared.stealers.len();
+        for i in 1..n {
+            // SAFETY: as in `submit_back`.
+            let queue = unsafe { &*self.queue.get() };
+            if let Ok((job, _)) = self.shared.stealers[(self.index + i) % n].steal_and_pop(queue, |n| n - n / 2) {
+                return Some(job);
+            }
+        }
+        None
+    }
+
+    fn main(&self) {
+        let mut burst = 0;
+        loop {
+            while burst < SLOT_BURST {
+                let Some(job) = self.slot.take() else { break };
+                burst += 1;
+                self.signal();
+                // SAFETY: the submitter keeps `data` valid until this call.
+                unsafe { (job.run)(job.data, self) };
+            }
+            burst = 0;
+            if let Some(job) = self.slot.take() {
+                // SAFETY: came in under the contract of `submit`.
+                unsafe { self.submit_back(job) };
+            }
+            self.signal();
+            match self.own().or_else(|| self.find()) {
+                // SAFETY: the submitter keeps `data` valid until this call.
+                Some(job) => unsafe { (job.run)(job.data, self) },
+                None => return,
+            }
+        }
+    }
+
+    /// Searches, helps with loops, sleeps; returns a job, or none when the pool stops.
+    fn find(&self) -> Option<Job> {
+        let s = &*self.shared;
+        loop {
+            s.searching.fetch_add(1, Ordering::SeqCst);
+            let mut found = None;
+            for round in 0..SPIN_ROUNDS {
+                if s.stop.load(Ordering::Relaxed) {
+                    s.searching.fetch_sub(1, Ordering::SeqCst);
+                    return None;
+                }
+                if s.loops.any() {
+                    s.loops.help_one();
+                }
+                found = self.search();
+                if found.is_some() {
+                    break;
+                }
+                if round % 8 == 7 { std::thread::yield_now() } else { std::hint::spin_loop() }
+            }
+            s.searching.fetch_sub(1, Ordering::SeqCst);
+            if found.is_some() {
+                // There may be more where this came from: the next sleeper looks.
+                if s.overflow_len.load(Ordering::Relaxed) > 0 {
+                    s.signal();
+                }
+                return found;
+            }
+            s.asleep.lock().unwrap_or_else(PoisonError::into_inner).push(self.index);
+            s.sleepers.fetch_add(1, Ordering::SeqCst);
+            fence(Ordering::SeqCst);
+            let job = self.search();
+            if job.is_some() || s.loops.any() || s.stop.load(Ordering::SeqCst) {
+                let mut asleep = s.asleep.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some(at) = asleep.iter().position(|&i| i == self.index) {
+                    asleep.swap_remove(at);
+                    drop(asleep);
+                    s.sleepers.fetch_sub(1, Ordering::SeqCst);
+                } else {
+                    // Somebody is waking us; take the token so that the next park is not cut short.
+                    drop(asleep);
+                    s.wake[self.index].store(false, Ordering::Relaxed);
+                }
+                if job.is_some() {
+                    return job;
+                }
+                continue;
+            }
+            while !s.wake[self.index].swap(false, Ordering::Acquire) {
+                std::thread::park();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, Instant};
+
+    struct Chain {
+        left: AtomicUsize,
+        done: AtomicBool,
+    }
+
+    unsafe fn step(data: *const (), w: &Worker) {
+        // SAFETY: the test keeps the chain alive until `done`.
+        let c = unsafe { &*data.cast::<Chain>() };
+        if c.left.fetch_sub(1, Ordering::Relaxed) == 1 {
+            c.done.store(true, Ordering::Release);
+        } else {
+            // SAFETY: as above.
+            unsafe { w.submit(Job { run: step, data }) };
+        }
+    }
+
+    #[test]
+    fn jobs_that_submit_jobs_all_run() {
+        let pool = Pool::new(3);
+        let chains: Vec<_> =
+            (1..50).map(|n| Chain { left: AtomicUsize::new(n * 7), done: AtomicBool::new(false) }).collect();
+        for c in &chains {
+            // SAFETY: `chains` outlives the wait below.
+            unsafe { pool.submit(Job { run: step, data: std::ptr::from_ref(c).cast() }) };
+        }
+        let until = Instant::now() + Duration::from_secs(20);
+        while !chains.iter().all(|c| c.done.load(Ordering::Acquire)) {
+            assert!(Instant::now() < until, "a job was lost");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn parallel_for_covers_every_index_once_even_nested() {
+        let pool = Pool::new(4);
+        for n in [0usize, 1, 7, 1000, 4097] {
+            let hits: Vec<AtomicUsize> = (0..n).map(|_| AtomicUsize::new(0)).collect();
+            pool.parallel_for(n, 16, &|a, b| {
+                pool.parallel_for(b - a, 3, &|c, d| {
+                    for h in &hits[a + c..a + d] {
+                        h.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+            });
+            assert!(hits.iter().all(|h| h.load(Ordering::Relaxed) == 1));
+        }
+    }
+
+    #[test]
+    fn a_panic_in_a_loop_reaches_the_caller_and_the_pool_survives() {
+        let pool = Pool::new(2);
+        let r = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            pool.parallel_for(100, 1, &|a, _| assert!(a != 57, "fifty-seven"));
+        }));
+        assert!(r.is_err());
+        let sum = AtomicUsize::new(0);
+        pool.parallel_for(100, 1, &|a, b| {
+            sum.fetch_add((a..b).sum(), Ordering::Relaxed);
+        });
+        assert_eq!(sum.into_inner(), 4950);
+    }
+}

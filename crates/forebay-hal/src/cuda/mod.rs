@@ -1,0 +1,344 @@
+//! NVIDIA GPUs through the CUDA driver, opened at run time; kernels come as CUDA C++ (compiled by NVRTC), PTX, cubin or
+//! fatbin.
+//!
+//! The device's primary context is used, so that buffers are visible to other CUDA libraries of the process. After a
+//! fault the context is lost for good: every later call reports [`Error::Lost`] and calls nothing.
+
+mod nvrtc;
+mod queue;
+mod sys;
+
+use std::any::Any;
+use std::cell::Cell;
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::ptr::{NonNull, null_mut};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+pub use nvrtc::Nvrtc;
+use sys::{CuContext, CuDevice, CuDevicePtr, CuFunction, CuModule, CuResult, Driver, SUCCESS};
+
+use crate::cache::Cache;
+use crate::kernel::KernelImpl;
+use crate::{Buffer, Device, DeviceInfo, DriverError, Error, Kernel, Kind, Memory, Queue, Result, Source, portable};
+
+/// All CUDA devices.
+///
+/// # Errors
+/// [`Error::NoLibrary`] or [`Error::NoSymbol`] without a usable driver, [`Error::NoDevice`] without a GPU.
+pub fn devices() -> Result<Vec<Arc<dyn Device>>> {
+    let d = sys::driver()?;
+    let none =
+        |call: &'static str, code| Error::NoDevice { kind: Kind::Cuda, why: format!("{call}: {}", d.error_name(code)) };
+    // SAFETY: plain call of the driver.
+    let code = unsafe { (d.cuInit)(0) };
+    if code != SUCCESS {
+        return Err(none("cuInit", code));
+    }
+    let mut n = 0;
+    // SAFETY: `n` is valid.
+    let code = unsafe { (d.cuDeviceGetCount)(&mut n) };
+    if code != SUCCESS || n == 0 {
+        return Err(none("cuDeviceGetCount", code));
+    }
+    (0..n).map(|i| Ok(Arc::new(CudaDevice::open(d, i)?) as Arc<dyn Device>)).collect()
+}
+
+struct Context {
+    driver: &'static Driver,
+    id: CuContext,
+    device: CuDevice,
+    name: String,
+    allocated: AtomicU64,
+    limit: u64,
+    lost: OnceLock<String>,
+}
+
+// SAFETY: driver handles may be used from any thread once the context is current there (`enter`).
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+thread_local! {
+    /// The context that this thread made current last, to save the call.
+    static CURRENT: Cell<usize> = const { Cell::new(0) };
+}
+
+impl Context {
+    /// Makes the context current on this thread; an error once it is lost.
+    fn enter(&self) -> Result<&'static Driver> {
+        if let Some(why) = self.lost.get() {
+            return Err(Error::Lost { device: self.name.clone(), why: why.clone() });
+        }
+        if CURRENT.get() != self.id as usize {
+            // SAFETY: the primary context is retained for as long as `self` lives.
+            let code = unsafe { (self.driver.cuCtxSetCurrent)(self.id) };
+            self.check("cuCtxSetCurrent", code)?;
+            CURRENT.set(self.id as usize);
+        }
+        Ok(self.driver)
+    }
+
+    fn check(&self, call: &'static str, code: CuResult) -> Result<()> {
+        if code == SUCCESS {
+            return Ok(());
+        }
+        let name = self.driver.error_name(code);
+        if sys::STICKY.contains(&code) {
+            let why = format!("{call}: {name} ({code})");
+            let why = self.lost.get_or_init(|| why).clone();
+            return Err(Error::Lost { device: self.name.clone(), why });
+        }
+        Err(Error::Driver(DriverError { call, code: i64::from(code), name, device: self.name.clone() }))
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: retained once in `open`.
+        unsafe { (self.driver.cuDevicePrimaryCtxRelease)(self.device) };
+    }
+}
+
+/// A CUDA device.
+pub struct CudaDevice {
+    info: DeviceInfo,
+    context: Arc<Context>,
+    cc: u32,
+    cache: Cache,
+}
+
+impl CudaDevice {
+    fn open(d: &'static Driver, ordinal: c_int) -> Result<Self> {
+        let mut device = 0;
+        let mut name = [0 as c_char; 128];
+        let (mut version, mut bytes, mut id) = (0, 0usize, null_mut());
+        let check = |call: &'static str, code: CuResult| match code {
+            SUCCESS => Ok(()),
+            code => Err(Error::Driver(DriverError {
+                call,
+                code: i64::from(code),
+                name: d.error_name(code),
+                device: format!("cuda:{ordinal}"),
+            })),
+        };
+        let attribute = |device, which| {
+            let mut v = 0;
+            // SAFETY: `v` is valid; an unknown attribute is an error that leaves it 0.
+            unsafe { (d.cuDeviceGetAttribute)(&mut v, which, device) };
+            v.max(0) as u32
+        };
+        // SAFETY: all pointers are valid for the calls; the name's length is passed.
+        unsafe {
+            check("cuDeviceGet", (d.cuDeviceGet)(&mut device, ordinal))?;
+            check("cuDeviceGetName", (d.cuDeviceGetName)(name.as_mut_ptr(), name.len() as c_int - 1, device))?;
+            check("cuDriverGetVersion", (d.cuDriverGetVersion)(&mut version))?;
+            check("cuDeviceTotalMem", (d.cuDeviceTotalMem)(&mut bytes, device))?;
+            check("cuDevicePrimaryCtxRetain", (d.cuDevicePrimaryCtxRetain)(&mut id, device))?;
+        }
+        // SAFETY: the driver NUL-terminates within the length, and the last byte was never written.
+        let name = unsafe { std::ffi::CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
+        let units = attribute(device, sys::ATTRIBUTE_MULTIPROCESSOR_COUNT);
+        let mhz = attribute(device, sys::ATTRIBUTE_CLOCK_RATE) / 1000;
+        let cc = attribute(device, sys::ATTRIBUTE_CC_MAJOR) * 10 + attribute(device, sys::ATTRIBUTE_CC_MINOR);
+        Ok(CudaDevice {
+            info: DeviceInfo {
+                kind: Kind::Cuda,
+                name: name.clone(),
+                driver: format!("CUDA {}.{} sm_{cc}", version / 1000, version % 1000 / 10),
+                compute_units: units,
+                memory_bytes: bytes as u64,
+                strength: u64::from(units) * u64::from(mhz.max(1000)) * 128,
+                host_memory: false,
+            },
+            context: Arc::new(Context {
+                driver: d,
+                id,
+                device,
+                name,
+                allocated: AtomicU64::new(0),
+                limit: bytes as u64,
+                lost: OnceLock::new(),
+            }),
+            cc,
+            cache: Cache::user(),
+        })
+    }
+
+    fn cubin(&self, text: &str, entry: &str) -> Result<Vec<u8>> {
+        let nvrtc = Nvrtc::get()?;
+        let (major, minor) = nvrtc.version();
+        let options = portable::NVRTC_OPTIONS.join(" ");
+        let compiler = format!("nvrtc {major}.{minor} sm_{} {options}", self.cc);
+        let key = Cache::key(&[b"cuda", text.as_bytes(), compiler.as_bytes()]);
+        if let Some(binary) = self.cache.get(&key) {
+            return Ok(binary);
+        }
+        let binary = nvrtc.compile(text, entry, self.cc, &self.context.name)?;
+        self.cache.put(&key, &binary);
+        Ok(binary)
+    }
+}
+
+pub(super) struct CudaKernel {
+    function: CuFunction,
+    module: CuModule,
+    context: Arc<Context>,
+}
+
+// SAFETY: as for `Context`.
+unsafe impl Send for CudaKernel {}
+// SAFETY: as for `Context`.
+unsafe impl Sync for CudaKernel {}
+
+impl Drop for CudaKernel {
+    fn drop(&mut self) {
+        if let Ok(d) = self.context.enter() {
+            // SAFETY: loaded in `compile`; queues keep kernels until their launches have ended.
+            unsafe { (d.cuModuleUnload)(self.module) };
+        }
+    }
+}
+
+impl KernelImpl for CudaKernel {
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+pub(super) struct CudaMemory {
+    ptr: CuDevicePtr,
+    len: usize,
+    context: Arc<Context>,
+}
+
+impl Memory for CudaMemory {
+    fn len(&self) -> usize {
+        self.len
+    }
+    fn host_ptr(&self) -> Option<NonNull<u8>> {
+        None
+    }
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Drop for CudaMemory {
+    fn drop(&mut self) {
+        self.context.allocated.fetch_sub(self.len as u64, Ordering::Relaxed);
+        if let Ok(d) = self.context.enter() {
+            // SAFETY: allocated in `alloc`, freed once; queues keep buffers until their commands have ended.
+            unsafe { (d.cuMemFree)(self.ptr) };
+        }
+    }
+}
+
+/// Page-locked host memory.
+struct PinnedMemory {
+    ptr: NonNull<u8>,
+    len: usize,
+    context: Arc<Context>,
+}
+
+// SAFETY: the bytes are reached only under the contract of `Memory::host_ptr`.
+unsafe impl Send for PinnedMemory {}
+// SAFETY: as above.
+unsafe impl Sync for PinnedMemory {}
+
+impl Memory for PinnedMemory {
+    fn len(&self) -> usize {
+        self.len
+    }
+    fn host_ptr(&self) -> Option<NonNull<u8>> {
+        Some(self.ptr)
+    }
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Drop for PinnedMemory {
+    fn drop(&mut self) {
+        if let Ok(d) = self.context.enter() {
+            // SAFETY: allocated in `alloc_host`, freed once.
+            unsafe { (d.cuMemFreeHost)(self.ptr.as_ptr().cast()) };
+        }
+    }
+}
+
+impl Device for CudaDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<Buffer> {
+        let c = &self.context;
+        let d = c.enter()?;
+        let mut ptr = 0;
+        // SAFETY: `ptr` is valid.
+        let code = unsafe { (d.cuMemAlloc)(&mut ptr, bytes.max(1)) };
+        if code == sys::ERROR_OUT_OF_MEMORY {
+            let used = c.allocated.load(Ordering::Relaxed);
+            return Err(Error::OutOfMemory { device: c.name.clone(), requested: bytes as u64, used, limit: c.limit });
+        }
+        c.check("cuMemAlloc", code)?;
+        c.allocated.fetch_add(bytes as u64, Ordering::Relaxed);
+        Ok(Arc::new(CudaMemory { ptr, len: bytes, context: c.clone() }))
+    }
+
+    fn alloc_host(&self, bytes: usize) -> Result<Buffer> {
+        let c = &self.context;
+        let d = c.enter()?;
+        let mut p: *mut c_void = null_mut();
+        // SAFETY: `p` is valid.
+        c.check("cuMemHostAlloc", unsafe { (d.cuMemHostAlloc)(&mut p, bytes.max(1), sys::MEMHOSTALLOC_PORTABLE) })?;
+        let ptr = NonNull::new(p.cast::<u8>())
+            .ok_or_else(|| Error::Invalid { device: c.name.clone(), what: "null page-locked memory".into() })?;
+        // SAFETY: `bytes` were just allocated. Zeroed like other host memory.
+        unsafe { std::ptr::write_bytes(ptr.as_ptr(), 0, bytes) };
+        Ok(Arc::new(PinnedMemory { ptr, len: bytes, context: c.clone() }))
+    }
+
+    fn compile(&self, source: &Source, entry: &str) -> Result<Kernel> {
+        let c = &self.context;
+        let image = match source {
+            Source::CudaCpp(s) => self.cubin(s, entry)?,
+            Source::Portable(s) => self.cubin(&format!("{}{s}", portable::CUDA_PRELUDE), entry)?,
+            // PTX is text and must end in a NUL.
+            Source::CudaBinary(b) => [b, &[0u8][..]].concat(),
+            other => {
+                return Err(Error::Unsupported { device: c.name.clone(), what: format!("kernel source {other:?}") });
+            }
+        };
+        let d = c.enter()?;
+        let (mut module, mut function) = (null_mut(), null_mut());
+        // SAFETY: the image is a cubin or fatbin with its own length, or NUL-terminated PTX.
+        let code = unsafe { (d.cuModuleLoadData)(&mut module, image.as_ptr().cast()) };
+        if code != SUCCESS {
+            let log = format!("the driver refused the binary: {} ({code})", d.error_name(code));
+            c.check("cuModuleLoadData", code).or_else(|e| match e {
+                Error::Lost { .. } => Err(e),
+                _ => Err(Error::Compile { device: c.name.clone(), entry: entry.into(), log }),
+            })?;
+        }
+        let name = CString::new(entry).unwrap_or_default();
+        // SAFETY: the module was loaded above; the name is NUL-terminated.
+        let code = unsafe { (d.cuModuleGetFunction)(&mut function, module, name.as_ptr()) };
+        let imp = CudaKernel { function, module, context: c.clone() };
+        if code == sys::ERROR_NOT_FOUND {
+            let known = "unknown (the driver does not tell); is it declared extern \"C\"?".into();
+            return Err(Error::NoEntry { device: c.name.clone(), entry: entry.into(), known });
+        }
+        c.check("cuModuleGetFunction", code)?;
+        Ok(Kernel { name: entry.into(), imp: Arc::new(imp) })
+    }
+
+    fn queue(&self) -> Result<Box<dyn Queue>> {
+        Ok(Box::new(queue::CudaQueue::new(self.context.clone())?))
+    }
+
+    fn allocated(&self) -> u64 {
+        self.context.allocated.load(Ordering::Relaxed)
+    }
+}

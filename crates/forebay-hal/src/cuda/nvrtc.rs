@@ -1,0 +1,202 @@
+//! NVIDIA's run-time compiler, opened at run time.
+//!
+//! It is looked for in `$FOREBAY_NVRTC` (a file or a folder), by its usual names, beside a CUDA toolkit, and where the
+//! PyPI package `nvidia-cuda-nvrtc` puts it. Its `builtins` library lies beside it and is loaded by absolute path first,
+//! since the compiler otherwise fails with BUILTIN_OPERATION_FAILURE when it is not on the loader's path.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use crate::{Error, Kind, Result, portable};
+
+type Program = *mut c_void;
+
+/// The compiler's functions.
+pub struct Nvrtc {
+    version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int,
+    create: unsafe extern "C" fn(
+        *mut Program,
+        *const c_char,
+        *const c_char,
+        c_int,
+        *const *const c_char,
+        *const *const c_char,
+    ) -> c_int,
+    destroy: unsafe extern "C" fn(*mut Program) -> c_int,
+    compile: unsafe extern "C" fn(Program, c_int, *const *const c_char) -> c_int,
+    log_size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
+    log: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
+    cubin_size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
+    cubin: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
+    _libraries: Vec<libloading::Library>,
+}
+
+/// Major versions of NVRTC that are looked for, newest first.
+const VERSIONS: [u32; 3] = [13, 12, 11];
+
+fn candidates() -> Vec<PathBuf> {
+    let names: Vec<String> = VERSIONS.iter().map(|v| format!("libnvrtc.so.{v}")).collect();
+    let mut out = Vec::new();
+    if let Some(p) = std::env::var_os("FOREBAY_NVRTC").map(PathBuf::from) {
+        if p.is_dir() { out.extend(names.iter().map(|n| p.join(n))) } else { out.push(p) }
+    }
+    out.extend(names.iter().map(PathBuf::from));
+    for dir in ["/usr/local/cuda/lib64", "/usr/local/cuda/targets/x86_64-linux/lib", "/usr/lib/x86_64-linux-gnu"] {
+        out.extend(names.iter().map(|n| Path::new(dir).join(n)));
+    }
+    out
+}
+
+impl Nvrtc {
+    /// The compiler, opened once.
+    ///
+    /// # Errors
+    /// [`Error::NoLibrary`] naming what was tried.
+    pub fn get() -> Result<&'static Nvrtc> {
+        static NVRTC: OnceLock<Result<Nvrtc>> = OnceLock::new();
+        NVRTC.get_or_init(Self::open).as_ref().map_err(Clone::clone)
+    }
+
+    fn open() -> Result<Nvrtc> {
+        let mut why = String::new();
+        for path in candidates() {
+            let mut libraries = Vec::new();
+            if let Some(dir) = path.parent().filter(|d| !d.as_os_str().is_empty()) {
+                for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+                    let name = entry.file_name();
+                    let name = name.to_string_lossy();
+                    if name.starts_with("libnvrtc-builtins.so") {
+                        // SAFETY: a data library without initialisers of note.
+                        libraries.extend(unsafe { libloading::Library::new(entry.path()) });
+                        break;
+                    }
+                }
+            }
+            // SAFETY: loading the compiler runs its initialisers, as for every program that links it.
+            match unsafe { libloading::Library::new(&path) } {
+                Ok(library) => return Self::bind(library, libraries),
+                Err(e) => why = e.to_string(),
+            }
+        }
+        Err(Error::NoLibrary {
+            kind: Kind::Cuda,
+            library: "libnvrtc.so.13 / .12 / .11".into(),
+            why: format!("{why}; set FOREBAY_NVRTC to its folder"),
+        })
+    }
+
+    fn bind(library: libloading::Library, mut libraries: Vec<libloading::Library>) -> Result<Nvrtc> {
+        macro_rules! get {
+            ($name:literal) => {
+                // SAFETY: nvrtc.h declares the function with the type of the field.
+                *unsafe { library.get(concat!($name, "\0").as_bytes()) }
+                    .map_err(|_| Error::NoSymbol { library: "libnvrtc", symbol: $name })?
+            };
+        }
+        let nvrtc = Nvrtc {
+            version: get!("nvrtcVersion"),
+            create: get!("nvrtcCreateProgram"),
+            destroy: get!("nvrtcDestroyProgram"),
+            compile: get!("nvrtcCompileProgram"),
+            log_size: get!("nvrtcGetProgramLogSize"),
+            log: get!("nvrtcGetProgramLog"),
+            cubin_size: get!("nvrtcGetCUBINSize"),
+            cubin: get!("nvrtcGetCUBIN"),
+            _libraries: {
+                libraries.push(library);
+                Vec::new()
+            },
+        };
+        // The libraries stay loaded for the life of the process: the functions above point into them.
+        libraries.into_iter().for_each(std::mem::forget);
+        Ok(nvrtc)
+    }
+
+    /// Major and minor version.
+    pub fn version(&self) -> (i32, i32) {
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: both pointers are valid.
+        unsafe { (self.version)(&mut major, &mut minor) };
+        (major, minor)
+    }
+
+    /// Compiles CUDA C++ to a cubin for compute capability `cc` (90 for Hopper).
+    ///
+    /// # Errors
+    /// [`Error::Compile`] with the log and the source lines it names.
+    pub fn compile(&self, source: &str, entry: &str, cc: u32, device: &str) -> Result<Vec<u8>> {
+        let failed = |log: String| Error::Compile { device: device.into(), entry: entry.into(), log };
+        let text = CString::new(source).map_err(|_| failed("the source contains a NUL byte".into()))?;
+        let name = c"kernel.cu";
+        let mut p: Program = std::ptr::null_mut();
+        // SAFETY: strings are NUL-terminated; no headers are passed.
+        let made =
+            unsafe { (self.create)(&mut p, text.as_ptr(), name.as_ptr(), 0, std::ptr::null(), std::ptr::null()) };
+        if made != 0 {
+            return Err(failed(format!("nvrtcCreateProgram: status {made}")));
+        }
+        let _guard = Destroy(self, p);
+        let arch = CString::new(format!("--gpu-architecture=sm_{cc}")).unwrap_or_default();
+        let options: Vec<CString> = portable::NVRTC_OPTIONS.iter().filter_map(|o| CString::new(*o).ok()).collect();
+        let mut pointers: Vec<*const c_char> = options.iter().map(|o| o.as_ptr()).collect();
+        pointers.push(arch.as_ptr());
+        // SAFETY: `pointers` holds that many valid strings.
+        let status = unsafe { (self.compile)(p, pointers.len() as c_int, pointers.as_ptr()) };
+        if status != 0 {
+            let mut n = 0usize;
+            // SAFETY: the size is that of the log that follows.
+            let log = unsafe {
+                (self.log_size)(p, &mut n);
+                let mut log = vec![0u8; n + 1];
+                (self.log)(p, log.as_mut_ptr().cast());
+                CStr::from_bytes_until_nul(&log).map(|s| s.to_string_lossy().into_owned()).unwrap_or_default()
+            };
+            return Err(failed(format!("status {status}\n{}", crate::opencl::annotate(&log, source))));
+        }
+        let mut n = 0usize;
+        // SAFETY: as above.
+        unsafe {
+            if (self.cubin_size)(p, &mut n) != 0 || n == 0 {
+                return Err(failed("the compiler made no cubin".into()));
+            }
+            let mut out = vec![0u8; n];
+            (self.cubin)(p, out.as_mut_ptr().cast());
+            Ok(out)
+        }
+    }
+}
+
+struct Destroy<'a>(&'a Nvrtc, Program);
+
+impl Drop for Destroy<'_> {
+    fn drop(&mut self) {
+        // SAFETY: made by `create`, destroyed once.
+        unsafe { (self.0.destroy)(&mut self.1) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn compiles_without_a_gpu_and_reports_the_source_line() {
+        let nvrtc = match Nvrtc::get() {
+            Ok(n) => n,
+            Err(e) => {
+                eprintln!("skipped: {e}");
+                return;
+            }
+        };
+        let good = format!(
+            "{}KERNEL void f(GLOBAL float *a, uint n) {{ if (gid_x() < n) a[gid_x()] *= 2; }}",
+            portable::CUDA_PRELUDE
+        );
+        let cubin = nvrtc.compile(&good, "f", 90, "sm_90").unwrap();
+        assert_eq!(&cubin[..4], b"\x7fELF");
+        let bad = format!("{}KERNEL void f(GLOBAL float *a) {{\n  a[0] = nonsense;\n}}", portable::CUDA_PRELUDE);
+        let e = nvrtc.compile(&bad, "f", 90, "sm_90").unwrap_err().to_string();
+        assert!(e.contains("nonsense") && e.contains("source line 2"), "{e}");
+    }
+}

@@ -1,0 +1,329 @@
+//! A CUDA stream as an in-order queue, with capture into a graph that is replayed.
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::ffi::c_void;
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::sys::{self, CuEvent, CuGraph, CuGraphExec, CuStream, SUCCESS};
+use super::{Context, CudaKernel, CudaMemory};
+use crate::cpu::{check_range, host_range};
+use crate::{Arg, Buffer, Error, Fence, Geometry, HostFn, KeepAlive, Kernel, Queue, Result};
+
+/// Most arguments of a kernel.
+const MAX_ARGS: usize = 48;
+/// How long a wait polls before it blocks: most small kernels end within it, and a blocking wake-up costs more.
+const SPIN: Duration = Duration::from_micros(30);
+
+pub(super) struct CudaQueue {
+    context: Arc<Context>,
+    stream: CuStream,
+    fences: VecDeque<(u64, CuEvent)>,
+    spare: Vec<CuEvent>,
+    issued: u64,
+    reached: u64,
+    dirty: bool,
+    capturing: bool,
+    keep: KeepAlive,
+}
+
+// SAFETY: streams and events may be used from any thread with the context current; one thread at a time has `&mut`.
+unsafe impl Send for CudaQueue {}
+
+/// An executable graph that outlives the captures it is updated from.
+struct Executable {
+    exec: CuGraphExec,
+    context: Arc<Context>,
+}
+
+// SAFETY: as for `CudaQueue`.
+unsafe impl Send for Executable {}
+
+impl Drop for Executable {
+    fn drop(&mut self) {
+        if let Ok(d) = self.context.enter() {
+            // SAFETY: instantiated in `capture_run`, destroyed once; the driver defers this past running launches.
+            unsafe { (d.cuGraphExecDestroy)(self.exec) };
+        }
+    }
+}
+
+impl CudaQueue {
+    pub(super) fn new(context: Arc<Context>) -> Result<Self> {
+        let d = context.enter()?;
+        let mut stream = null_mut();
+        // SAFETY: `stream` is valid.
+        context.check("cuStreamCreate", unsafe { (d.cuStreamCreate)(&mut stream, sys::STREAM_NON_BLOCKING) })?;
+        Ok(CudaQueue {
+            context,
+            stream,
+            fences: VecDeque::new(),
+            spare: Vec::new(),
+            issued: 0,
+            reached: 0,
+            dirty: false,
+            capturing: false,
+            keep: KeepAlive::default(),
+        })
+    }
+
+    fn mine<'b>(&self, b: &'b Buffer) -> Option<&'b CudaMemory> {
+        b.as_any().downcast_ref::<CudaMemory>().filter(|m| Arc::ptr_eq(&m.context, &self.context))
+    }
+
+    fn foreign(&self, what: &str) -> Error {
+        Error::Invalid { device: self.context.name.clone(), what: format!("{what} of another device") }
+    }
+
+    fn retire(&mut self, fence: u64) {
+        self.reached = self.reached.max(fence);
+        while let Some(&(f, e)) = self.fences.front() {
+            if f > fence {
+                break;
+            }
+            self.spare.push(e);
+            self.fences.pop_front();
+        }
+        self.keep.reached(fence);
+    }
+}
+
+impl Queue for CudaQueue {
+    fn launch(&mut self, kernel: &Kernel, geometry: &Geometry, args: &[Arg<'_>]) -> Result<()> {
+        let d = self.context.enter()?;
+        let ours = kernel
+            .imp
+            .as_any()
+            .downcast_ref::<CudaKernel>()
+            .filter(|k| Arc::ptr_eq(&k.context, &self.context))
+            .ok_or_else(|| self.foreign("kernel"))?;
+        if args.len() > MAX_ARGS {
+            let what = format!("call of kernel {} with {} arguments; the limit is {MAX_ARGS}", kernel.name, args.len());
+            return Err(Error::Invalid { device: self.context.name.clone(), what });
+        }
+        let mut values = [0u64; MAX_ARGS];
+        let mut params = [null_mut::<c_void>(); MAX_ARGS];
+        for (i, a) in args.iter().enumerate() {
+            values[i] = match a {
+                Arg::Buffer(b) => self.mine(b).ok_or_else(|| self.foreign("buffer"))?.ptr,
+                scalar => u64::from_ne_bytes(scalar.scalar_bytes().unwrap_or_default().0),
+            };
+            params[i] = (&raw mut values[i]).cast();
+        }
+        let b = geometry.group_or_default();
+        let grid = |i: usize| (geometry.items[i].max(1)).div_ceil(b[i]).min(u32::MAX as usize) as u32;
+        // SAFETY: `params` points at one value per argument; the driver reads them before it returns.
+        let code = unsafe {
+            (d.cuLaunchKernel)(
+                ours.function,
+                grid(0),
+                grid(1),
+                grid(2),
+                b[0] as u32,
+                b[1] as u32,
+                b[2] as u32,
+                geometry.shared_bytes,
+                self.stream,
+                params.as_mut_ptr(),
+                null_mut(),
+            )
+        };
+        self.context.check("cuLaunchKernel", code)?;
+        self.keep.launch(kernel, args);
+        self.dirty = true;
+        Ok(())
+    }
+
+    fn copy(&mut self, src: &Buffer, src_offset: usize, dst: &Buffer, dst_offset: usize, bytes: usize) -> Result<()> {
+        let d = self.context.enter()?;
+        let device = self.context.name.clone();
+        check_range(src, src_offset, bytes, &device)?;
+        check_range(dst, dst_offset, bytes, &device)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        let (so, dof) = (src_offset as u64, dst_offset as u64);
+        // SAFETY (all three): ranges checked; both buffers are kept until the command has ended.
+        let (call, code) = match (self.mine(src), self.mine(dst)) {
+            (Some(s), Some(t)) => {
+                // SAFETY: see above.
+                ("cuMemcpyDtoDAsync", unsafe { (d.cuMemcpyDtoDAsync)(t.ptr + dof, s.ptr + so, bytes, self.stream) })
+            }
+            (Some(s), None) => {
+                let p = host_range(dst, dst_offset, bytes, &device)?;
+                // SAFETY: see above.
+                ("cuMemcpyDtoHAsync", unsafe { (d.cuMemcpyDtoHAsync)(p.cast(), s.ptr + so, bytes, self.stream) })
+            }
+            (None, Some(t)) => {
+                let p = host_range(src, src_offset, bytes, &device)?;
+                // SAFETY: see above.
+                ("cuMemcpyHtoDAsync", unsafe { (d.cuMemcpyHtoDAsync)(t.ptr + dof, p.cast(), bytes, self.stream) })
+            }
+            (None, None) => return Err(self.foreign("buffer")),
+        };
+        self.context.check(call, code)?;
+        self.keep.buffer(src);
+        self.keep.buffer(dst);
+        self.dirty = true;
+        Ok(())
+    }
+
+    fn fill(&mut self, dst: &Buffer, offset: usize, bytes: usize, value: u8) -> Result<()> {
+        let d = self.context.enter()?;
+        check_range(dst, offset, bytes, &self.context.name)?;
+        let p = self.mine(dst).ok_or_else(|| self.foreign("buffer"))?.ptr;
+        // SAFETY: range checked; the buffer is kept.
+        let code = unsafe { (d.cuMemsetD8Async)(p + offset as u64, value, bytes, self.stream) };
+        self.context.check("cuMemsetD8Async", code)?;
+        self.keep.buffer(dst);
+        self.dirty = true;
+        Ok(())
+    }
+
+    fn host_fn(&mut self, f: HostFn) -> Result<()> {
+        unsafe extern "C" fn call(data: *mut c_void) {
+            // SAFETY: made by `Box::into_raw` below; the driver calls once.
+            let f = unsafe { Box::from_raw(data.cast::<HostFn>()) };
+            // A panic must not unwind into the driver.
+            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(*f));
+        }
+        let d = self.context.enter()?;
+        let data: *mut c_void = Box::into_raw(Box::new(f)).cast();
+        // SAFETY: `call` takes exactly this pointer.
+        let code = unsafe { (d.cuLaunchHostFunc)(self.stream, call, data) };
+        if code != SUCCESS {
+            // SAFETY: the driver refused the pointer, so it is still ours.
+            drop(unsafe { Box::from_raw(data.cast::<HostFn>()) });
+        }
+        self.dirty = true;
+        self.context.check("cuLaunchHostFunc", code)
+    }
+
+    fn fence(&mut self) -> Result<Fence> {
+        let d = self.context.enter()?;
+        if !std::mem::take(&mut self.dirty) {
+            return Ok(Fence(self.issued));
+        }
+        let event = match self.spare.pop() {
+            Some(e) => e,
+            None => {
+                let mut e = null_mut();
+                // SAFETY: `e` is valid.
+                let code = unsafe { (d.cuEventCreate)(&mut e, sys::EVENT_BLOCKING_SYNC | sys::EVENT_DISABLE_TIMING) };
+                self.context.check("cuEventCreate", code)?;
+                e
+            }
+        };
+        // SAFETY: event and stream are alive and of this context.
+        self.context.check("cuEventRecord", unsafe { (d.cuEventRecord)(event, self.stream) })?;
+        self.issued += 1;
+        self.fences.push_back((self.issued, event));
+        self.keep.seal(self.issued);
+        Ok(Fence(self.issued))
+    }
+
+    fn done(&mut self, fence: Fence) -> Result<bool> {
+        if fence.0 <= self.reached {
+            return Ok(true);
+        }
+        let d = self.context.enter()?;
+        let Some(&(f, e)) = self.fences.iter().find(|(f, _)| *f >= fence.0) else { return Ok(true) };
+        // SAFETY: the event is alive while it is in the list.
+        match unsafe { (d.cuEventQuery)(e) } {
+            sys::ERROR_NOT_READY => Ok(false),
+            code => {
+                self.context.check("cuEventQuery", code)?;
+                self.retire(f);
+                Ok(true)
+            }
+        }
+    }
+
+    fn wait(&mut self, fence: Fence) -> Result<()> {
+        if fence.0 > self.issued {
+            let what = format!("fence {} that was never issued", fence.0);
+            return Err(Error::Invalid { device: self.context.name.clone(), what });
+        }
+        let begun = Instant::now();
+        while begun.elapsed() < SPIN {
+            if self.done(fence)? {
+                return Ok(());
+            }
+            std::hint::spin_loop();
+        }
+        let d = self.context.enter()?;
+        if let Some(&(f, e)) = self.fences.iter().find(|(f, _)| *f >= fence.0) {
+            // SAFETY: as in `done`.
+            self.context.check("cuEventSynchronize", unsafe { (d.cuEventSynchronize)(e) })?;
+            self.retire(f);
+        }
+        Ok(())
+    }
+
+    fn capture_begin(&mut self) -> Result<()> {
+        let d = self.context.enter()?;
+        // SAFETY: the stream is alive and not capturing (one user at a time).
+        let code = unsafe { (d.cuStreamBeginCapture)(self.stream, sys::CAPTURE_MODE_THREAD_LOCAL) };
+        self.context.check("cuStreamBeginCapture", code)?;
+        self.capturing = true;
+        Ok(())
+    }
+
+    fn capture_run(&mut self, slot: &mut Option<Box<dyn Any + Send>>) -> Result<bool> {
+        let d = self.context.enter()?;
+        self.capturing = false;
+        let mut graph: CuGraph = null_mut();
+        // SAFETY: `graph` is valid.
+        self.context.check("cuStreamEndCapture", unsafe { (d.cuStreamEndCapture)(self.stream, &mut graph) })?;
+        let ours = slot.as_ref().and_then(|s| s.downcast_ref::<Executable>());
+        let mut updated = false;
+        if let Some(e) = ours.filter(|e| Arc::ptr_eq(&e.context, &self.context)) {
+            let mut info = sys::GraphUpdateInfo { result: 0, error_node: null_mut(), error_from_node: null_mut() };
+            // SAFETY: both graphs are alive; a refusal leaves the executable as it was.
+            updated = unsafe { (d.cuGraphExecUpdate)(e.exec, graph, &mut info) } == SUCCESS;
+        }
+        let mut result = Ok(());
+        if !updated {
+            let mut exec = null_mut();
+            // SAFETY: `exec` is valid.
+            result = self
+                .context
+                .check("cuGraphInstantiate", unsafe { (d.cuGraphInstantiateWithFlags)(&mut exec, graph, 0) });
+            if result.is_ok() {
+                *slot = Some(Box::new(Executable { exec, context: self.context.clone() }));
+            }
+        }
+        // SAFETY: ended above; the executable holds its own copy.
+        unsafe { (d.cuGraphDestroy)(graph) };
+        result?;
+        if let Some(e) = slot.as_ref().and_then(|s| s.downcast_ref::<Executable>()) {
+            // SAFETY: the executable is alive and of this context.
+            self.context.check("cuGraphLaunch", unsafe { (d.cuGraphLaunch)(e.exec, self.stream) })?;
+        }
+        self.dirty = true;
+        Ok(updated)
+    }
+}
+
+impl Drop for CudaQueue {
+    fn drop(&mut self) {
+        if let Ok(d) = self.context.enter() {
+            // SAFETY: all handles were made by this queue and are destroyed once, after everything has ended.
+            unsafe {
+                if self.capturing {
+                    let mut graph = null_mut();
+                    if (d.cuStreamEndCapture)(self.stream, &mut graph) == SUCCESS {
+                        (d.cuGraphDestroy)(graph);
+                    }
+                }
+                (d.cuStreamSynchronize)(self.stream);
+                for e in self.fences.drain(..).map(|(_, e)| e).chain(self.spare.drain(..)) {
+                    (d.cuEventDestroy)(e);
+                }
+                (d.cuStreamDestroy)(self.stream);
+            }
+        }
+    }
+}

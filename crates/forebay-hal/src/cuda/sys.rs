@@ -1,0 +1,228 @@
+//! The part of the CUDA driver API that is used here: types, and a table of functions found at run time.
+//!
+//! Numbers and signatures follow `cuda.h` of CUDA 12.0 and 13.0, which agree on everything below. Functions come from
+//! `cuGetProcAddress_v2` (which gives the version of a function that the requested API version has) and otherwise from
+//! the library's symbols. A missing function is [`Error::NoSymbol`], never a null call.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::sync::OnceLock;
+
+use crate::{Error, Kind, Result};
+
+pub type CuResult = c_int;
+pub type CuDevice = c_int;
+pub type CuContext = *mut c_void;
+pub type CuModule = *mut c_void;
+pub type CuFunction = *mut c_void;
+pub type CuStream = *mut c_void;
+pub type CuEvent = *mut c_void;
+pub type CuGraph = *mut c_void;
+pub type CuGraphExec = *mut c_void;
+pub type CuDevicePtr = u64;
+
+pub const SUCCESS: CuResult = 0;
+pub const ERROR_OUT_OF_MEMORY: CuResult = 2;
+pub const ERROR_NOT_READY: CuResult = 600;
+pub const ERROR_NOT_FOUND: CuResult = 500;
+/// Statuses after which the context is unusable: ECC, NVLink and exception errors, illegal address and instruction,
+/// misaligned address, hardware stack, assert, launch time-out and failure, unknown.
+pub const STICKY: [CuResult; 14] = [214, 220, 226, 700, 701, 702, 710, 714, 715, 716, 717, 718, 719, 999];
+
+pub const ATTRIBUTE_CLOCK_RATE: c_int = 13;
+pub const ATTRIBUTE_MULTIPROCESSOR_COUNT: c_int = 16;
+pub const ATTRIBUTE_CC_MAJOR: c_int = 75;
+pub const ATTRIBUTE_CC_MINOR: c_int = 76;
+
+pub const STREAM_NON_BLOCKING: c_uint = 1;
+pub const EVENT_BLOCKING_SYNC: c_uint = 1;
+pub const EVENT_DISABLE_TIMING: c_uint = 2;
+pub const MEMHOSTALLOC_PORTABLE: c_uint = 1;
+pub const CAPTURE_MODE_THREAD_LOCAL: c_int = 1;
+
+/// `CUgraphExecUpdateResultInfo`: result, then two node handles.
+#[repr(C)]
+pub struct GraphUpdateInfo {
+    pub result: c_int,
+    pub error_node: *mut c_void,
+    pub error_from_node: *mut c_void,
+}
+const _: () = assert!(size_of::<GraphUpdateInfo>() == 24);
+
+/// API version asked of `cuGetProcAddress`: 12.0.
+const API_VERSION: c_int = 12_000;
+
+macro_rules! table {
+    ($($name:ident / $symbol:literal : fn($($arg:ident : $ty:ty),*);)*) => {
+        /// The driver's functions.
+        #[allow(non_snake_case, reason = "the names are the driver's")]
+        pub struct Driver {
+            $(pub $name: unsafe extern "C" fn($($arg: $ty),*) -> CuResult,)*
+            _library: libloading::Library,
+        }
+
+        impl Driver {
+            fn open(library: libloading::Library) -> Result<Self> {
+                let finder = Finder::new(&library);
+                Ok(Driver {
+                    $($name: {
+                        let p = finder.find(stringify!($name), $symbol)?;
+                        // SAFETY: the driver exports this function with this signature (cuda.h).
+                        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg: $ty),*) -> CuResult>(p) }
+                    },)*
+                    _library: library,
+                })
+            }
+        }
+
+        #[cfg(test)]
+        pub const SYMBOLS: &[&str] = &[$($symbol),*];
+    };
+}
+
+table! {
+    cuInit / "cuInit": fn(flags: c_uint);
+    cuDriverGetVersion / "cuDriverGetVersion": fn(version: *mut c_int);
+    cuDeviceGetCount / "cuDeviceGetCount": fn(count: *mut c_int);
+    cuDeviceGet / "cuDeviceGet": fn(device: *mut CuDevice, ordinal: c_int);
+    cuDeviceGetName / "cuDeviceGetName": fn(name: *mut c_char, len: c_int, device: CuDevice);
+    cuDeviceGetAttribute / "cuDeviceGetAttribute": fn(value: *mut c_int, attribute: c_int, device: CuDevice);
+    cuDeviceTotalMem / "cuDeviceTotalMem_v2": fn(bytes: *mut usize, device: CuDevice);
+    cuDevicePrimaryCtxRetain / "cuDevicePrimaryCtxRetain": fn(context: *mut CuContext, device: CuDevice);
+    cuDevicePrimaryCtxRelease / "cuDevicePrimaryCtxRelease_v2": fn(device: CuDevice);
+    cuCtxSetCurrent / "cuCtxSetCurrent": fn(context: CuContext);
+    cuGetErrorName / "cuGetErrorName": fn(code: CuResult, name: *mut *const c_char);
+    cuMemAlloc / "cuMemAlloc_v2": fn(p: *mut CuDevicePtr, bytes: usize);
+    cuMemFree / "cuMemFree_v2": fn(p: CuDevicePtr);
+    cuMemHostAlloc / "cuMemHostAlloc": fn(p: *mut *mut c_void, bytes: usize, flags: c_uint);
+    cuMemFreeHost / "cuMemFreeHost": fn(p: *mut c_void);
+    cuMemcpyHtoDAsync / "cuMemcpyHtoDAsync_v2": fn(dst: CuDevicePtr, src: *const c_void, bytes: usize, stream: CuStream);
+    cuMemcpyDtoHAsync / "cuMemcpyDtoHAsync_v2": fn(dst: *mut c_void, src: CuDevicePtr, bytes: usize, stream: CuStream);
+    cuMemcpyDtoDAsync / "cuMemcpyDtoDAsync_v2": fn(dst: CuDevicePtr, src: CuDevicePtr, bytes: usize, stream: CuStream);
+    cuMemsetD8Async / "cuMemsetD8Async": fn(dst: CuDevicePtr, value: u8, bytes: usize, stream: CuStream);
+    cuModuleLoadData / "cuModuleLoadData": fn(module: *mut CuModule, image: *const c_void);
+    cuModuleUnload / "cuModuleUnload": fn(module: CuModule);
+    cuModuleGetFunction / "cuModuleGetFunction": fn(f: *mut CuFunction, module: CuModule, name: *const c_char);
+    cuStreamCreate / "cuStreamCreate": fn(stream: *mut CuStream, flags: c_uint);
+    cuStreamDestroy / "cuStreamDestroy_v2": fn(stream: CuStream);
+    cuStreamSynchronize / "cuStreamSynchronize": fn(stream: CuStream);
+    cuLaunchKernel / "cuLaunchKernel": fn(f: CuFunction, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint,
+        bz: c_uint, shared: c_uint, stream: CuStream, params: *mut *mut c_void, extra: *mut *mut c_void);
+    cuLaunchHostFunc / "cuLaunchHostFunc": fn(stream: CuStream, f: unsafe extern "C" fn(*mut c_void), data: *mut c_void);
+    cuEventCreate / "cuEventCreate": fn(event: *mut CuEvent, flags: c_uint);
+    cuEventDestroy / "cuEventDestroy_v2": fn(event: CuEvent);
+    cuEventRecord / "cuEventRecord": fn(event: CuEvent, stream: CuStream);
+    cuEventQuery / "cuEventQuery": fn(event: CuEvent);
+    cuEventSynchronize / "cuEventSynchronize": fn(event: CuEvent);
+    cuStreamBeginCapture / "cuStreamBeginCapture_v2": fn(stream: CuStream, mode: c_int);
+    cuStreamEndCapture / "cuStreamEndCapture": fn(stream: CuStream, graph: *mut CuGraph);
+    cuGraphInstantiateWithFlags / "cuGraphInstantiateWithFlags": fn(exec: *mut CuGraphExec, graph: CuGraph, flags: u64);
+    cuGraphExecUpdate / "cuGraphExecUpdate_v2": fn(exec: CuGraphExec, graph: CuGraph, info: *mut GraphUpdateInfo);
+    cuGraphLaunch / "cuGraphLaunch": fn(exec: CuGraphExec, stream: CuStream);
+    cuGraphDestroy / "cuGraphDestroy": fn(graph: CuGraph);
+    cuGraphExecDestroy / "cuGraphExecDestroy": fn(exec: CuGraphExec);
+}
+
+type GetProc = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_int) -> CuResult;
+
+struct Finder<'a> {
+    library: &'a libloading::Library,
+    get_proc: Option<GetProc>,
+}
+
+impl<'a> Finder<'a> {
+    fn new(library: &'a libloading::Library) -> Self {
+        // SAFETY: the signature is that of cuda.h for CUDA 12 and later.
+        let get_proc = unsafe { library.get::<GetProc>(b"cuGetProcAddress_v2\0") }.ok().map(|s| *s);
+        Finder { library, get_proc }
+    }
+
+    /// `name` is the plain name for `cuGetProcAddress`, `symbol` the versioned one that the library exports.
+    fn find(&self, name: &'static str, symbol: &'static str) -> Result<*mut c_void> {
+        if let (Some(get), Ok(c)) = (self.get_proc, CString::new(name)) {
+            let (mut p, mut status) = (std::ptr::null_mut(), 0);
+            // SAFETY: all pointers are valid for the call.
+            if unsafe { get(c.as_ptr(), &mut p, API_VERSION, 0, &mut status) } == SUCCESS && !p.is_null() {
+                return Ok(p);
+            }
+        }
+        // SAFETY: only the address is taken here.
+        let found = unsafe { self.library.get::<*mut c_void>(symbol.as_bytes()) };
+        match found {
+            // SAFETY: the address of the symbol itself.
+            Ok(s) => Ok(unsafe { s.into_raw() }.into_raw()),
+            Err(_) => Err(Error::NoSymbol { library: "libcuda.so.1", symbol }),
+        }
+    }
+}
+
+/// Opens the driver library at `name`; the tests pass a file of their own.
+pub(super) fn open(name: &str) -> Result<Driver> {
+    // SAFETY: loading the driver runs its initialisers, which is what every CUDA program does.
+    let library = unsafe { libloading::Library::new(name) }.map_err(|e| Error::NoLibrary {
+        kind: Kind::Cuda,
+        library: name.into(),
+        why: e.to_string(),
+    })?;
+    Driver::open(library)
+}
+
+/// The driver, opened once.
+pub fn driver() -> Result<&'static Driver> {
+    static DRIVER: OnceLock<Result<Driver>> = OnceLock::new();
+    DRIVER.get_or_init(|| open("libcuda.so.1")).as_ref().map_err(Clone::clone)
+}
+
+impl Driver {
+    /// A status by name.
+    pub fn error_name(&self, code: CuResult) -> String {
+        let mut p = std::ptr::null();
+        // SAFETY: `p` is valid for the call; the driver's strings live forever.
+        unsafe {
+            if (self.cuGetErrorName)(code, &mut p) == SUCCESS && !p.is_null() {
+                return CStr::from_ptr(p).to_string_lossy().into_owned();
+            }
+        }
+        "unknown CUDA status".into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A stand-in for libcuda with every function except `without`: checks that the table finds what is there and names
+    /// what is not. Nothing is called in it.
+    fn stand_in(without: &str) -> Option<std::path::PathBuf> {
+        let dir = std::env::temp_dir().join(format!("forebay-libcuda-{}-{without}", std::process::id()));
+        std::fs::create_dir_all(&dir).ok()?;
+        let code: String =
+            SYMBOLS.iter().filter(|s| **s != without).map(|s| format!("int {s}(void) {{ return 0; }}\n")).collect();
+        std::fs::write(dir.join("stub.c"), code).ok()?;
+        let out = dir.join("libcuda.so.1");
+        let built = std::process::Command::new("cc")
+            .args(["-shared", "-fPIC", "-o"])
+            .arg(&out)
+            .arg(dir.join("stub.c"))
+            .status();
+        built.is_ok_and(|s| s.success()).then_some(out)
+    }
+
+    #[test]
+    fn a_missing_library_or_symbol_is_a_typed_error() {
+        assert!(matches!(open("libcuda-not-there.so.1"), Err(Error::NoLibrary { kind: Kind::Cuda, .. })));
+        let Some(whole) = stand_in("none") else {
+            eprintln!("skipped: no C compiler for the stand-in library");
+            return;
+        };
+        assert!(open(&whole.to_string_lossy()).is_ok());
+        for missing in ["cuGraphExecUpdate_v2", "cuMemAlloc_v2", "cuInit"] {
+            let path = stand_in(missing).expect("compiled once already");
+            match open(&path.to_string_lossy()) {
+                Err(Error::NoSymbol { symbol, .. }) => assert_eq!(symbol, missing),
+                other => panic!("{missing}: {:?}", other.err()),
+            }
+            std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
+        }
+        std::fs::remove_dir_all(whole.parent().unwrap()).unwrap();
+    }
+}

@@ -1,0 +1,146 @@
+//! What a device is to Forebay: memory, queues with in-order commands, monotonic fences, and kernels.
+//!
+//! Four backends implement [`Device`]: [`cpu`], [`opencl`], [`cuda`] and [`sim`]. All of them pass the one suite in
+//! [`conformance`]. Everything is opened at run time: a missing library, symbol or device is an [`Error`] or an absent
+//! device, never a panic.
+//!
+//! **Who validates.** The caller does. This crate checks what keeps memory safe (bounds, foreign handles) and reports
+//! what the caller could not foresee (out of memory, a compile error, a lost device). It knows nothing of tasks,
+//! coherence or policy: two commands that race because the caller ordered no fence between them are the caller's bug.
+
+pub mod cache;
+pub mod conformance;
+pub mod cpu;
+pub mod cuda;
+mod error;
+mod kernel;
+mod memory;
+pub mod opencl;
+pub mod portable;
+mod queue;
+pub mod sim;
+
+pub use error::{DriverError, Error, Result};
+pub use kernel::{Arg, ArgSpan, CpuFn, Geometry, Kernel, KernelImpl, Source};
+pub use memory::{Buffer, Memory};
+pub use queue::{Fence, HostFn, KeepAlive, Queue};
+
+use std::sync::Arc;
+
+/// Which programming interface drives a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Kind {
+    /// The host's processors.
+    Cpu,
+    /// Any device with an OpenCL 1.2 driver.
+    OpenCl,
+    /// An NVIDIA GPU through the CUDA driver.
+    Cuda,
+    /// The simulator: real results, virtual time.
+    Sim,
+}
+
+impl Kind {
+    /// All kinds, in the order in which [`discover`] looks for them.
+    pub const ALL: [Kind; 4] = [Kind::Cpu, Kind::OpenCl, Kind::Cuda, Kind::Sim];
+
+    /// The name used on the command line and in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Cpu => "cpu",
+            Kind::OpenCl => "opencl",
+            Kind::Cuda => "cuda",
+            Kind::Sim => "sim",
+        }
+    }
+}
+
+impl std::str::FromStr for Kind {
+    type Err = String;
+
+    fn from_str(s: &str) -> std::result::Result<Self, String> {
+        Kind::ALL
+            .into_iter()
+            .find(|k| k.name() == s)
+            .ok_or_else(|| format!("unknown device kind {s:?}; known: cpu, opencl, cuda, sim"))
+    }
+}
+
+impl std::fmt::Display for Kind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What does not change about a device while it is open.
+#[derive(Clone, Debug)]
+pub struct DeviceInfo {
+    /// Interface that drives it.
+    pub kind: Kind,
+    /// Marketing name, as its driver gives it.
+    pub name: String,
+    /// Driver and compiler version; part of the key of cached kernels.
+    pub driver: String,
+    /// Cores, compute units or SMs.
+    pub compute_units: u32,
+    /// Bytes of memory that buffers come from.
+    pub memory_bytes: u64,
+    /// Rough relative speed (compute units × clock in MHz × lanes): only ever compared, never shown as a rate.
+    pub strength: u64,
+    /// True when the device's buffers are ordinary host memory, so that host and device need no copies.
+    pub host_memory: bool,
+}
+
+/// A device that can hold buffers, compile kernels and run them.
+///
+/// All methods may be called from any thread.
+pub trait Device: Send + Sync {
+    /// Constant facts about the device.
+    fn info(&self) -> &DeviceInfo;
+
+    /// Allocates `bytes` of device memory, uninitialised on devices and zeroed on the CPU. `bytes` of 0 gives an empty
+    /// buffer.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] with requested, used and limit; [`Error::Lost`] when the device is gone.
+    fn alloc(&self, bytes: usize) -> Result<Buffer>;
+
+    /// Allocates host memory from which this device copies fastest (page-locked where that exists).
+    fn alloc_host(&self, bytes: usize) -> Result<Buffer> {
+        Ok(cpu::HostMemory::buffer(bytes)?)
+    }
+
+    /// Makes `entry` of `source` callable, compiling it at most once per content, device and driver ([`cache`]).
+    ///
+    /// # Errors
+    /// [`Error::Compile`] with the compiler's log and the source line, [`Error::NoEntry`], or
+    /// [`Error::Unsupported`] when the source is in a language of another device.
+    fn compile(&self, source: &Source, entry: &str) -> Result<Kernel>;
+
+    /// A new in-order queue.
+    fn queue(&self) -> Result<Box<dyn Queue>>;
+
+    /// Bytes currently allocated through this handle.
+    fn allocated(&self) -> u64;
+}
+
+/// Every device of the wanted kinds on this machine, the CPU first; what is absent is simply not in the list.
+///
+/// The second list says why a kind is missing, for `forebay doctor`.
+pub fn discover(kinds: &[Kind]) -> (Vec<Arc<dyn Device>>, Vec<(Kind, Error)>) {
+    let mut found: Vec<Arc<dyn Device>> = Vec::new();
+    let mut missing = Vec::new();
+    for &kind in kinds {
+        let result: Result<Vec<Arc<dyn Device>>> = match kind {
+            Kind::Cpu => Ok(vec![Arc::new(cpu::CpuDevice::new(cpu::Pool::global().clone()))]),
+            Kind::OpenCl => opencl::devices(),
+            Kind::Cuda => cuda::devices(),
+            Kind::Sim => Ok(vec![Arc::new(sim::SimDevice::new(sim::Model::default()))]),
+        };
+        match result {
+            Ok(devices) => found.extend(devices),
+            Err(e) => missing.push((kind, e)),
+        }
+    }
+    (found, missing)
+}

@@ -1,0 +1,29 @@
+//! Device memory.
+
+use std::any::Any;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// A piece of memory of one device, freed when the last handle goes.
+///
+/// Implementations are `Sync`: the bytes are reached only through queue commands, or through [`Memory::host_ptr`] under
+/// its contract.
+pub trait Memory: Send + Sync + Any {
+    /// Size in bytes.
+    fn len(&self) -> usize;
+
+    /// True for a buffer of no bytes.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Address at which the host may read and write the bytes, if it may. Reading while a command that writes is in
+    /// flight, or writing while any command uses the buffer, is a data race: the caller waits for fences first.
+    fn host_ptr(&self) -> Option<NonNull<u8>>;
+
+    /// For downcasts inside a backend.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// A shared handle to device memory.
+pub type Buffer = Arc<dyn Memory>;

@@ -1,0 +1,319 @@
+//! OpenCL 1.2 devices, the library opened at run time (through `cl3`).
+//!
+//! One context per device. A fence is the event of the last command before it, so a fence costs no command of its own.
+
+mod queue;
+
+use std::any::Any;
+use std::ffi::CString;
+use std::ptr::{NonNull, null, null_mut};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cl3::types::{cl_command_queue, cl_context, cl_device_id, cl_int, cl_kernel, cl_mem, cl_program};
+use cl3::{context, device, error_codes, kernel, memory, platform, program};
+
+use crate::cache::Cache;
+use crate::kernel::KernelImpl;
+use crate::{Buffer, Device, DeviceInfo, DriverError, Error, Kernel, Kind, Memory, Queue, Result, Source, portable};
+
+const LIBRARY: &str = "libOpenCL.so / libOpenCL.so.1";
+
+/// All OpenCL devices of all platforms.
+///
+/// # Errors
+/// [`Error::NoLibrary`] without an OpenCL loader, [`Error::NoDevice`] without a platform or device.
+pub fn devices() -> Result<Vec<Arc<dyn Device>>> {
+    let none = |why: &str| Error::NoDevice { kind: Kind::OpenCl, why: why.into() };
+    let platforms = platform::get_platform_ids().map_err(|code| match code {
+        error_codes::DLOPEN_RUNTIME_LOAD_FAILED | error_codes::DLOPEN_FUNCTION_NOT_AVAILABLE => Error::NoLibrary {
+            kind: Kind::OpenCl,
+            library: LIBRARY.into(),
+            why: "no OpenCL loader is installed (Debian: ocl-icd-libopencl1)".into(),
+        },
+        code => {
+            none(&format!("no platform: {} (Debian: pocl-opencl-icd runs on any CPU)", error_codes::error_text(code)))
+        }
+    })?;
+    let mut found: Vec<Arc<dyn Device>> = Vec::new();
+    for p in platforms {
+        for id in device::get_device_ids(p, device::CL_DEVICE_TYPE_ALL).unwrap_or_default() {
+            found.push(Arc::new(ClDevice::open(id)?));
+        }
+    }
+    if found.is_empty() { Err(none("no platform has a device")) } else { Ok(found) }
+}
+
+/// Turns a status of `cl3` into an error.
+fn check<T>(call: &'static str, device: &str, r: std::result::Result<T, cl_int>) -> Result<T> {
+    r.map_err(|code| {
+        let name = error_codes::error_text(code).to_owned();
+        let why = || format!("{call}: {name}");
+        match code {
+            error_codes::CL_DEVICE_NOT_AVAILABLE => Error::Lost { device: device.into(), why: why() },
+            _ => Error::Driver(DriverError { call, code: i64::from(code), name, device: device.into() }),
+        }
+    })
+}
+
+struct Context {
+    id: cl_context,
+    device: cl_device_id,
+    name: String,
+    allocated: AtomicU64,
+    limit: u64,
+}
+
+// SAFETY: OpenCL objects other than kernels may be used from any thread (OpenCL 1.2, appendix A.2).
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: created in `open`, released once.
+        let _ = unsafe { context::release_context(self.id) };
+    }
+}
+
+/// An OpenCL device.
+pub struct ClDevice {
+    info: DeviceInfo,
+    context: Arc<Context>,
+    cache: Cache,
+}
+
+impl ClDevice {
+    fn open(id: cl_device_id) -> Result<Self> {
+        let text = |what| device::get_device_info(id, what).map(String::from).unwrap_or_default().trim().to_owned();
+        let number = |what| device::get_device_info(id, what).map(u64::from).unwrap_or(0);
+        let units = device::get_device_info(id, device::CL_DEVICE_MAX_COMPUTE_UNITS).map(u32::from).unwrap_or(1);
+        let mhz = device::get_device_info(id, device::CL_DEVICE_MAX_CLOCK_FREQUENCY).map(u32::from).unwrap_or(1000);
+        let gpu = number(device::CL_DEVICE_TYPE) & device::CL_DEVICE_TYPE_GPU != 0;
+        let name = text(device::CL_DEVICE_NAME);
+        let limit = number(device::CL_DEVICE_GLOBAL_MEM_SIZE);
+        let ctx = check("clCreateContext", &name, context::create_context(&[id], null(), None, null_mut()))?;
+        Ok(ClDevice {
+            info: DeviceInfo {
+                kind: Kind::OpenCl,
+                driver: format!("{} {}", text(device::CL_DEVICE_VERSION), text(device::CL_DRIVER_VERSION)),
+                compute_units: units,
+                memory_bytes: limit,
+                // 64 lanes per compute unit on GPUs; on CPUs slightly below our own CPU device, which needs no copies.
+                strength: u64::from(units) * u64::from(mhz.max(1)) * if gpu { 64 } else { 7 },
+                host_memory: false,
+                name: name.clone(),
+            },
+            context: Arc::new(Context { id: ctx, device: id, name, allocated: AtomicU64::new(0), limit }),
+            cache: Cache::user(),
+        })
+    }
+
+    /// Uses another kernel cache; for tests.
+    pub fn with_cache(mut self, cache: Cache) -> Self {
+        self.cache = cache;
+        self
+    }
+
+    fn build(&self, source: &str, key: &str, entry: &str) -> Result<Program> {
+        let c = &self.context;
+        let options = CString::new(portable::OPENCL_OPTIONS).unwrap_or_default();
+        if let Some(binary) = self.cache.get(key) {
+            // SAFETY: the binary came from this driver for this device (its version is in the key).
+            let made = unsafe { program::create_program_with_binary(c.id, &[c.device], &[&binary]) };
+            if let Ok(id) = made {
+                let p = Program { id, context: c.clone() };
+                if program::build_program(p.id, &[c.device], &options, None, null_mut()).is_ok() {
+                    return Ok(p);
+                }
+            }
+        }
+        let id = check("clCreateProgramWithSource", &c.name, program::create_program_with_source(c.id, &[source]))?;
+        let p = Program { id, context: c.clone() };
+        if let Err(code) = program::build_program(p.id, &[c.device], &options, None, null_mut()) {
+            let log = program::get_program_build_info(p.id, c.device, program::CL_PROGRAM_BUILD_LOG)
+                .map(String::from)
+                .unwrap_or_default();
+            let log = format!("{}\n{}", error_codes::error_text(code), annotate(&log, source));
+            return Err(Error::Compile { device: c.name.clone(), entry: entry.into(), log });
+        }
+        if let Ok(binaries) = program::get_program_info(p.id, program::CL_PROGRAM_BINARIES) {
+            let binaries: Vec<Vec<u8>> = binaries.into();
+            if let Some(b) = binaries.first().filter(|b| !b.is_empty()) {
+                self.cache.put(key, b);
+            }
+        }
+        Ok(p)
+    }
+}
+
+/// Appends to a compiler's log the source lines that it names (`...:LINE:COL: error`).
+pub(crate) fn annotate(log: &str, source: &str) -> String {
+    // Line numbers restart after the last `#line 1`.
+    let body = source.rsplit_once("#line 1\n").map_or(source, |(_, b)| b);
+    let lines: Vec<&str> = body.lines().collect();
+    let mut out = String::new();
+    for l in log.lines() {
+        out.push_str(l.trim_end());
+        out.push('\n');
+        if !l.contains("error") {
+            continue;
+        }
+        // `file:3:10: error` or `file(3): error`.
+        let named =
+            l.split_inclusive([':', '(', ')']).zip(l.split([':', '(', ')']).skip(1)).find_map(|(before, number)| {
+                (before.ends_with([':', '('])).then(|| number.parse::<usize>().ok()).flatten()
+            });
+        let named = named.filter(|&n| n >= 1 && n <= lines.len());
+        if let Some(n) = named {
+            out.push_str(&format!("  source line {n}: {}\n", lines[n - 1]));
+        }
+    }
+    out
+}
+
+struct Program {
+    id: cl_program,
+    context: Arc<Context>,
+}
+
+// SAFETY: as for `Context`.
+unsafe impl Send for Program {}
+// SAFETY: as for `Context`.
+unsafe impl Sync for Program {}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // SAFETY: created by this crate, released once.
+        let _ = unsafe { program::release_program(self.id) };
+    }
+}
+
+/// A kernel object; its argument slots are state, so a launch holds the lock from the first argument to the enqueue.
+pub(super) struct ClKernel {
+    id: Mutex<KernelId>,
+    /// Argument count, to report a wrong call before the driver does.
+    args: u32,
+    program: Program,
+}
+
+pub(super) struct KernelId(cl_kernel);
+
+// SAFETY: used by one thread at a time, under its lock.
+unsafe impl Send for KernelId {}
+
+impl Drop for ClKernel {
+    fn drop(&mut self) {
+        let id = self.id.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: created in `compile`, released once.
+        let _ = unsafe { kernel::release_kernel(id.0) };
+    }
+}
+
+impl KernelImpl for ClKernel {
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+pub(super) struct ClMemory {
+    id: cl_mem,
+    len: usize,
+    context: Arc<Context>,
+}
+
+// SAFETY: as for `Context`.
+unsafe impl Send for ClMemory {}
+// SAFETY: as for `Context`.
+unsafe impl Sync for ClMemory {}
+
+impl Memory for ClMemory {
+    fn len(&self) -> usize {
+        self.len
+    }
+    fn host_ptr(&self) -> Option<NonNull<u8>> {
+        None
+    }
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Drop for ClMemory {
+    fn drop(&mut self) {
+        // SAFETY: created in `alloc`, released once.
+        let _ = unsafe { memory::release_mem_object(self.id) };
+        self.context.allocated.fetch_sub(self.len as u64, Ordering::Relaxed);
+    }
+}
+
+impl Device for ClDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<Buffer> {
+        let c = &self.context;
+        let used = c.allocated.load(Ordering::Relaxed);
+        let oom = || Error::OutOfMemory { device: c.name.clone(), requested: bytes as u64, used, limit: c.limit };
+        if used.saturating_add(bytes as u64) > c.limit {
+            return Err(oom());
+        }
+        // SAFETY: no host pointer is passed.
+        let made = unsafe { memory::create_buffer(c.id, memory::CL_MEM_READ_WRITE, bytes.max(1), null_mut()) };
+        let id = match made {
+            Ok(id) => id,
+            Err(
+                error_codes::CL_MEM_OBJECT_ALLOCATION_FAILURE
+                | error_codes::CL_OUT_OF_RESOURCES
+                | error_codes::CL_OUT_OF_HOST_MEMORY
+                | error_codes::CL_INVALID_BUFFER_SIZE,
+            ) => return Err(oom()),
+            Err(code) => return check("clCreateBuffer", &c.name, Err(code)),
+        };
+        c.allocated.fetch_add(bytes as u64, Ordering::Relaxed);
+        Ok(Arc::new(ClMemory { id, len: bytes, context: c.clone() }))
+    }
+
+    fn compile(&self, source: &Source, entry: &str) -> Result<Kernel> {
+        let c = &self.context;
+        let text = match source {
+            Source::OpenClC(s) => s.to_string(),
+            Source::Portable(s) => format!("{}{s}", portable::OPENCL_PRELUDE),
+            other => {
+                return Err(Error::Unsupported { device: c.name.clone(), what: format!("kernel source {other:?}") });
+            }
+        };
+        let key = Cache::key(&[
+            b"opencl",
+            text.as_bytes(),
+            portable::OPENCL_OPTIONS.as_bytes(),
+            self.info.name.as_bytes(),
+            self.info.driver.as_bytes(),
+        ]);
+        let program = self.build(&text, &key, entry)?;
+        let missing = || Error::NoEntry {
+            device: c.name.clone(),
+            entry: entry.into(),
+            known: program::get_program_info(program.id, program::CL_PROGRAM_KERNEL_NAMES)
+                .map(String::from)
+                .unwrap_or_default(),
+        };
+        let name = CString::new(entry).map_err(|_| missing())?;
+        let id = kernel::create_kernel(program.id, &name).map_err(|_| missing())?;
+        let args = kernel::get_kernel_info(id, kernel::CL_KERNEL_NUM_ARGS).map(u32::from).unwrap_or(0);
+        Ok(Kernel { name: entry.into(), imp: Arc::new(ClKernel { id: Mutex::new(KernelId(id)), args, program }) })
+    }
+
+    fn queue(&self) -> Result<Box<dyn Queue>> {
+        let c = &self.context;
+        // SAFETY: context and device belong together.
+        let made = unsafe { cl3::command_queue::create_command_queue(c.id, c.device, 0) };
+        let id: cl_command_queue = check("clCreateCommandQueue", &c.name, made)?;
+        Ok(Box::new(queue::ClQueue::new(id, c.clone())))
+    }
+
+    fn allocated(&self) -> u64 {
+        self.context.allocated.load(Ordering::Relaxed)
+    }
+}

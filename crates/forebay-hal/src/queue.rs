@@ -1,0 +1,108 @@
+//! In-order command queues and their fences.
+
+use crate::{Arg, Buffer, Geometry, Kernel, Result};
+
+/// A point in one queue's order: reached when every command before it has finished. Values only grow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Fence(pub u64);
+
+/// A function that the queue calls on some host thread when its turn comes.
+pub type HostFn = Box<dyn FnOnce() + Send>;
+
+/// An in-order queue of one device.
+///
+/// Commands are asynchronous unless the device is the CPU, whose queue runs each command at once. Buffers and kernels
+/// named in a command stay alive until it has finished, whoever drops them.
+pub trait Queue: Send {
+    /// Runs `kernel` over `geometry`.
+    ///
+    /// # Errors
+    /// [`crate::Error::Invalid`] for a kernel or buffer of another device, [`crate::Error::Lost`] after a fault.
+    fn launch(&mut self, kernel: &Kernel, geometry: &Geometry, args: &[Arg<'_>]) -> Result<()>;
+
+    /// Copies `bytes` from `src` to `dst`, either of which (or both) belongs to this device while the other may be host
+    /// memory.
+    fn copy(&mut self, src: &Buffer, src_offset: usize, dst: &Buffer, dst_offset: usize, bytes: usize) -> Result<()>;
+
+    /// Sets `bytes` bytes from `offset` on to `value`.
+    fn fill(&mut self, dst: &Buffer, offset: usize, bytes: usize, value: u8) -> Result<()>;
+
+    /// Calls `f` once everything before it is finished. `f` must not call into this queue.
+    fn host_fn(&mut self, f: HostFn) -> Result<()>;
+
+    /// Submits everything so far and returns the fence behind it.
+    fn fence(&mut self) -> Result<Fence>;
+
+    /// True when `fence` has been reached; never blocks.
+    fn done(&mut self, fence: Fence) -> Result<bool>;
+
+    /// Blocks until `fence` has been reached.
+    fn wait(&mut self, fence: Fence) -> Result<()>;
+
+    /// Starts recording commands into a replayable graph instead of running them, where the device has such graphs.
+    fn capture_begin(&mut self) -> Result<()> {
+        Err(crate::Error::Unsupported { device: "this device".into(), what: "captured command graphs".into() })
+    }
+
+    /// Ends recording and runs what was recorded, reusing `slot`'s executable graph when only pointers changed.
+    /// Returns true when the graph was updated in place and false when it had to be built.
+    fn capture_run(&mut self, _slot: &mut Option<Box<dyn std::any::Any + Send>>) -> Result<bool> {
+        Err(crate::Error::Unsupported { device: "this device".into(), what: "captured command graphs".into() })
+    }
+}
+
+/// What must outlive the commands of a queue: released as fences are reached.
+///
+/// Backends push handles while they enqueue, seal them under a fence value, and drop them when that value is known to
+/// have been reached.
+#[derive(Default)]
+pub struct KeepAlive {
+    open: Vec<Held>,
+    sealed: std::collections::VecDeque<(u64, Vec<Held>)>,
+    spare: Vec<Vec<Held>>,
+}
+
+/// One handle that a command needs; the field exists for its drop alone.
+#[allow(dead_code, reason = "held for its drop")]
+enum Held {
+    Buffer(Buffer),
+    Kernel(Kernel),
+}
+
+impl KeepAlive {
+    /// Holds a buffer for the commands before the next fence.
+    pub fn buffer(&mut self, b: &Buffer) {
+        self.open.push(Held::Buffer(b.clone()));
+    }
+
+    /// Holds a kernel and the buffers among its arguments.
+    pub fn launch(&mut self, k: &Kernel, args: &[Arg<'_>]) {
+        self.open.push(Held::Kernel(k.clone()));
+        for a in args {
+            if let Arg::Buffer(b) = a {
+                self.buffer(b);
+            }
+        }
+    }
+
+    /// Everything held so far is needed until `fence`.
+    pub fn seal(&mut self, fence: u64) {
+        let next = self.spare.pop().unwrap_or_default();
+        let full = std::mem::replace(&mut self.open, next);
+        if full.is_empty() {
+            self.spare.push(full);
+        } else {
+            self.sealed.push_back((fence, full));
+        }
+    }
+
+    /// Drops what was needed until `fence`.
+    pub fn reached(&mut self, fence: u64) {
+        while self.sealed.front().is_some_and(|(f, _)| *f <= fence) {
+            if let Some((_, mut held)) = self.sealed.pop_front() {
+                held.clear();
+                self.spare.push(held);
+            }
+        }
+    }
+}
