@@ -1,1 +1,13 @@
+//! Scheduling policy, pure: which ready task goes first, and to which device.
+//!
+//! No clock, no I/O, no threads, no floats: time comes in as nanoseconds, and everything is integer arithmetic that
+//! saturates. The dataflow runtime, the service and the simulator call the same functions.
+//!
+//! - [`priority`]: PTask's effective priority (SOSP'11, figure 9).
+//! - [`queue`]: the ready queue and PTask's four scheduling modes (section 5.3.1).
 
+pub mod priority;
+pub mod queue;
+
+pub use priority::{Stats, effective};
+pub use queue::{DeviceSet, Mode, Pick, Ready, ReadyQueue};

@@ -1,0 +1,305 @@
+//! The ready queue and the four scheduling modes of PTask, section 5.3.1.
+//!
+//! - **first-available**: the oldest ready task that some free device can run, on the strongest such device; a task
+//!   that no free device can run does not hold up the others.
+//! - **fifo**: strictly the oldest ready task; while no free device can run it, nothing else starts.
+//! - **priority**: the ready task of highest effective priority that some free device can run (ties: the oldest).
+//! - **data-aware**: as priority, but a task prefers the device that holds most of its input bytes. While that device
+//!   is busy the task waits, unless its effective priority exceeds [`WAIT_LIMIT`]; since waiting raises effective
+//!   priority, it moves at last.
+//!
+//! `pick` looks at every ready task, so it costs time linear in their number; queues hold tasks that are ready and not
+//! yet running, which is few, and at most [`MAX_READY`].
+
+use crate::priority::{Averages, Stats, effective};
+
+/// Most ready tasks in one queue.
+pub const MAX_READY: usize = 1 << 16;
+
+/// Effective priority at which a data-aware task stops waiting for its preferred device: about 10 ms beyond the
+/// average wait for a task of default priority, the order of moving 500 MB over PCIe.
+pub const WAIT_LIMIT: i64 = 10;
+
+/// A set of devices, as bits; device numbers are below 32.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceSet(pub u32);
+
+impl DeviceSet {
+    /// Most devices.
+    pub const MAX: usize = 32;
+
+    /// Whether device `d` is in the set.
+    pub fn has(self, d: usize) -> bool {
+        d < Self::MAX && self.0 & (1 << d) != 0
+    }
+
+    /// The set with device `d`.
+    pub fn with(self, d: usize) -> Self {
+        if d < Self::MAX { DeviceSet(self.0 | 1 << d) } else { self }
+    }
+
+    /// Devices in both sets.
+    pub fn and(self, other: Self) -> Self {
+        DeviceSet(self.0 & other.0)
+    }
+
+    /// True for no device.
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// The devices in rising order.
+    pub fn iter(self) -> impl Iterator<Item = usize> {
+        (0..Self::MAX).filter(move |&d| self.has(d))
+    }
+}
+
+/// How ready tasks are ordered and matched with devices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// Any free device, oldest first, nothing held up.
+    FirstAvailable,
+    /// Strict order of becoming ready.
+    Fifo,
+    /// Effective priority.
+    Priority,
+    /// Effective priority, and near the data.
+    #[default]
+    DataAware,
+}
+
+impl Mode {
+    /// All modes.
+    pub const ALL: [Mode; 4] = [Mode::FirstAvailable, Mode::Fifo, Mode::Priority, Mode::DataAware];
+
+    /// The name on the command line and in graph files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Mode::FirstAvailable => "first-available",
+            Mode::Fifo => "fifo",
+            Mode::Priority => "priority",
+            Mode::DataAware => "data-aware",
+        }
+    }
+}
+
+impl std::str::FromStr for Mode {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        Mode::ALL
+            .into_iter()
+            .find(|m| m.name() == s)
+            .ok_or_else(|| format!("unknown scheduling mode {s:?}; known: first-available, fifo, priority, data-aware"))
+    }
+}
+
+impl std::fmt::Display for Mode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A task that can run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ready<K> {
+    /// The caller's name for it.
+    pub key: K,
+    /// Devices that have an implementation.
+    pub devices: DeviceSet,
+    /// The device that holds most of its input bytes, if any input is anywhere.
+    pub near: Option<usize>,
+    /// When it became ready, ns on the caller's clock.
+    pub since_ns: u64,
+    /// For effective priority; `wait_ns` is ignored here and computed from `since_ns`.
+    pub stats: Stats,
+}
+
+/// A decision: run this task on that device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pick<K> {
+    /// The task.
+    pub key: K,
+    /// The device.
+    pub device: usize,
+    /// How long it had been ready, ns.
+    pub waited_ns: u64,
+}
+
+/// Ready tasks in the order in which they became ready.
+#[derive(Clone, Debug)]
+pub struct ReadyQueue<K> {
+    mode: Mode,
+    /// Relative speeds by device number, for choosing the strongest.
+    strengths: Vec<u64>,
+    tasks: std::collections::VecDeque<Ready<K>>,
+}
+
+impl<K: Copy + PartialEq> ReadyQueue<K> {
+    /// An empty queue for devices of these relative strengths (by number).
+    pub fn new(mode: Mode, strengths: Vec<u64>) -> Self {
+        ReadyQueue { mode, strengths, tasks: std::collections::VecDeque::with_capacity(64) }
+    }
+
+    /// The mode.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// Number of ready tasks.
+    pub fn len(&self) -> usize {
+        self.tasks.len()
+    }
+
+    /// True when nothing is ready.
+    pub fn is_empty(&self) -> bool {
+        self.tasks.is_empty()
+    }
+
+    /// Adds a task; false when it is refused because the queue is full or no device could ever run it.
+    #[must_use]
+    pub fn push(&mut self, r: Ready<K>) -> bool {
+        if self.tasks.len() >= MAX_READY || r.devices.is_empty() {
+            return false;
+        }
+        self.tasks.push_back(r);
+        true
+    }
+
+    /// Removes a task, if it is there.
+    pub fn remove(&mut self, key: K) -> bool {
+        match self.tasks.iter().position(|t| t.key == key) {
+            Some(at) => self.tasks.remove(at).is_some(),
+            None => false,
+        }
+    }
+
+    fn strongest(&self, set: DeviceSet) -> Option<usize> {
+        // Of equals the lowest number.
+        set.iter().max_by_key(|&d| (self.strengths.get(d).copied().unwrap_or(0), std::cmp::Reverse(d)))
+    }
+
+    /// Takes the task to run next, given the devices that could start one now.
+    pub fn pick(&mut self, now_ns: u64, free: DeviceSet) -> Option<Pick<K>> {
+        let wait = |t: &Ready<K>| now_ns.saturating_sub(t.since_ns);
+        let (at, device) = match self.mode {
+            Mode::FirstAvailable => {
+                self.tasks.iter().enumerate().find_map(|(i, t)| self.strongest(t.devices.and(free)).map(|d| (i, d)))?
+            }
+            Mode::Fifo => (0, self.strongest(self.tasks.front()?.devices.and(free))?),
+            Mode::Priority | Mode::DataAware => {
+                let current = |t: &Ready<K>| Stats { wait_ns: wait(t), ..t.stats };
+                let mean = Averages::of(self.tasks.iter().map(current));
+                let mut best: Option<(i64, usize, usize)> = None;
+                for (i, t) in self.tasks.iter().enumerate() {
+                    let e = effective(&current(t), &mean);
+                    let fit = t.devices.and(free);
+                    let near = t.near.filter(|&d| self.mode == Mode::DataAware && t.devices.has(d));
+                    let device = match near {
+                        Some(d) if fit.has(d) => Some(d),
+                        Some(_) if e <= WAIT_LIMIT && wait(t) < WAIT_LIMIT as u64 * crate::priority::STEP_NS => None,
+                        _ => self.strongest(fit),
+                    };
+                    if let Some(d) = device
+                        && best.is_none_or(|(b, _, _)| e > b)
+                    {
+                        best = Some((e, i, d));
+                    }
+                }
+                let (_, i, d) = best?;
+                (i, d)
+            }
+        };
+        let t = self.tasks.remove(at)?;
+        Some(Pick { key: t.key, device, waited_ns: wait(&t) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn task(key: u32, devices: u32, near: Option<usize>, since_ns: u64, priority: i32) -> Ready<u32> {
+        Ready { key, devices: DeviceSet(devices), near, since_ns, stats: Stats { priority, ..Stats::default() } }
+    }
+
+    #[test]
+    fn fifo_waits_for_the_head_and_first_available_does_not() {
+        for (mode, want) in [(Mode::Fifo, None), (Mode::FirstAvailable, Some(2))] {
+            let mut q = ReadyQueue::new(mode, vec![1, 2]);
+            assert!(q.push(task(1, 0b10, None, 0, 0)) && q.push(task(2, 0b01, None, 1, 0)));
+            assert_eq!(q.pick(5, DeviceSet(0b01)).map(|p| p.key), want, "{mode}");
+        }
+    }
+
+    #[test]
+    fn the_strongest_device_is_taken_unless_the_data_is_elsewhere() {
+        let mut q = ReadyQueue::new(Mode::Priority, vec![1, 9]);
+        assert!(q.push(task(1, 0b11, Some(0), 0, 0)));
+        assert_eq!(q.pick(0, DeviceSet(0b11)).map(|p| p.device), Some(1));
+        let mut q = ReadyQueue::new(Mode::DataAware, vec![1, 9]);
+        assert!(q.push(task(1, 0b11, Some(0), 0, 0)));
+        assert_eq!(q.pick(0, DeviceSet(0b11)).map(|p| p.device), Some(0));
+    }
+
+    #[test]
+    fn a_data_aware_task_waits_for_its_device_and_moves_at_last() {
+        let mut q = ReadyQueue::new(Mode::DataAware, vec![1, 9]);
+        assert!(q.push(task(1, 0b11, Some(0), 0, 0)));
+        assert_eq!(q.pick(1_000_000, DeviceSet(0b10)), None);
+        assert_eq!(q.pick(20_000_000, DeviceSet(0b10)).map(|p| p.device), Some(1));
+    }
+
+    #[test]
+    fn priority_orders_and_age_breaks_ties() {
+        let mut q = ReadyQueue::new(Mode::Priority, vec![1]);
+        for (k, p) in [(1, 2), (2, 8), (3, 4), (4, 8)] {
+            assert!(q.push(task(k, 1, None, 0, p)));
+        }
+        let order: Vec<u32> = std::iter::from_fn(|| q.pick(10, DeviceSet(1)).map(|p| p.key)).collect();
+        assert_eq!(order, [2, 4, 3, 1]);
+    }
+
+    proptest! {
+        /// Every mode: a pick is a ready task on a free device that can run it; everything is picked once; with all
+        /// devices free for long enough nothing is left over.
+        #[test]
+        fn every_task_runs_once_where_it_can(
+            mode in 0usize..4,
+            tasks in proptest::collection::vec((1u32..16, proptest::option::of(0usize..4), 0u64..1000, -5i32..5), 0..40),
+            frees in proptest::collection::vec(0u32..16, 0..40),
+        ) {
+            let mode = Mode::ALL[mode];
+            let mut q = ReadyQueue::new(mode, vec![3, 1, 4, 1]);
+            for (i, &(d, near, since, p)) in tasks.iter().enumerate() {
+                prop_assert!(q.push(task(i as u32, d, near, since, p)));
+            }
+            let mut seen = std::collections::HashSet::new();
+            let endless = std::iter::repeat(0b1111u32);
+            let mut now = 1000;
+            for free in frees.into_iter().chain(endless) {
+                now += 1_000_000;
+                if q.is_empty() { break; }
+                if let Some(p) = q.pick(now, DeviceSet(free)) {
+                    prop_assert!(seen.insert(p.key));
+                    prop_assert!(DeviceSet(free).has(p.device) && DeviceSet(tasks[p.key as usize].0).has(p.device));
+                } else if free == 0b1111 {
+                    prop_assert!(false, "all devices are free, {} tasks are ready, none was picked", q.len());
+                }
+            }
+            prop_assert_eq!(seen.len(), tasks.len());
+        }
+
+        /// Under fifo the order of picks is the order of pushes, whatever the priorities.
+        #[test]
+        fn fifo_is_fifo(priorities in proptest::collection::vec(-9i32..9, 1..50)) {
+            let mut q = ReadyQueue::new(Mode::Fifo, vec![1]);
+            for (i, &p) in priorities.iter().enumerate() {
+                prop_assert!(q.push(task(i as u32, 1, None, 0, p)));
+            }
+            let order: Vec<u32> = std::iter::from_fn(|| q.pick(1 << 40, DeviceSet(1)).map(|p| p.key)).collect();
+            prop_assert_eq!(order, (0..priorities.len() as u32).collect::<Vec<_>>());
+        }
+    }
+}
