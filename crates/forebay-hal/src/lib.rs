@@ -89,6 +89,8 @@ pub struct DeviceInfo {
     pub strength: u64,
     /// True when the device's buffers are ordinary host memory, so that host and device need no copies.
     pub host_memory: bool,
+    /// True when it computes on the host's own cores (the CPU, and OpenCL drivers for CPUs).
+    pub is_cpu: bool,
 }
 
 /// A device that can hold buffers, compile kernels and run them.

@@ -117,6 +117,7 @@ impl CpuDevice {
                 memory_bytes: physical_memory(),
                 strength: u64::from(workers) * mhz * 8,
                 host_memory: true,
+                is_cpu: true,
             },
             pool,
             allocated: Arc::default(),
@@ -192,7 +193,10 @@ pub(crate) fn check_range(b: &Buffer, offset: usize, bytes: usize, device: &str)
 }
 
 /// Runs a CPU kernel over its space on a pool; a panic becomes an error.
-pub(crate) fn run_kernel(pool: &Pool, kernel: &Kernel, geometry: &Geometry, args: &[Arg<'_>]) -> Result<()> {
+///
+/// # Errors
+/// [`Error::Invalid`] for a kernel of another device, [`Error::Panic`].
+pub fn run_kernel(pool: &Pool, kernel: &Kernel, geometry: &Geometry, args: &[Arg<'_>]) -> Result<()> {
     let Some(k) = kernel.imp.as_any().downcast_ref::<CpuKernel>() else {
         return Err(Error::Invalid { device: "cpu".into(), what: format!("kernel {} of another device", kernel.name) });
     };

@@ -4,6 +4,6 @@ mod device;
 mod parfor;
 mod pool;
 
-pub use device::{CpuDevice, HostMemory};
-pub(crate) use device::{check_range, compile, host_range, run_kernel};
+pub use device::{CpuDevice, HostMemory, run_kernel};
+pub(crate) use device::{check_range, compile, host_range};
 pub use pool::{Job, Pool, Worker};

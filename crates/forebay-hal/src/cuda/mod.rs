@@ -150,6 +150,7 @@ impl CudaDevice {
                 memory_bytes: bytes as u64,
                 strength: u64::from(units) * u64::from(mhz.max(1000)) * 128,
                 host_memory: false,
+                is_cpu: false,
             },
             context: Arc::new(Context {
                 driver: d,

@@ -102,6 +102,7 @@ impl ClDevice {
                 // 64 lanes per compute unit on GPUs; on CPUs slightly below our own CPU device, which needs no copies.
                 strength: u64::from(units) * u64::from(mhz.max(1)) * if gpu { 64 } else { 7 },
                 host_memory: false,
+                is_cpu: !gpu,
                 name: name.clone(),
             },
             context: Arc::new(Context { id: ctx, device: id, name, allocated: AtomicU64::new(0), limit }),

@@ -83,6 +83,7 @@ impl SimDevice {
                 memory_bytes: model.memory_bytes,
                 strength: model.strength,
                 host_memory: false,
+                is_cpu: false,
             },
             state: Arc::new(State {
                 model,

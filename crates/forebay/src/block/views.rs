@@ -1,0 +1,302 @@
+//! Coherence: which memory spaces hold the bytes of a block.
+//!
+//! Rules (PTask section 5.2, a MESI without the M):
+//! 1. A view is None (no buffer), Invalid (a buffer with stale bytes), Shared (equal to every other valid view) or
+//!    Exclusive (the only valid view).
+//! 2. A read makes the view valid: if it is not, the bytes are copied from a valid view; both are Shared then.
+//! 3. A write makes the view Exclusive and all others Invalid; it copies first only if the old bytes matter.
+//! 4. Device writes are ordered by the device's one queue. The host waits: before it reads, for the copy to it; before
+//!    it writes, for devices that still copy from it.
+//! 5. Nothing is copied before somebody needs it there.
+//!
+//! Lock rank: a block's views, then a device's queue.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+
+use forebay_hal::cpu::HostMemory;
+use forebay_hal::{Buffer, Fence};
+
+use super::{Datablock, HOST_ONLY, HOST_VALID, Inner};
+use crate::error::{Error, Result};
+use crate::run::device::DeviceHandle;
+
+/// State of one view.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Residency {
+    /// No buffer there.
+    #[default]
+    None,
+    /// A buffer with stale bytes.
+    Invalid,
+    /// Valid, and so may others be.
+    Shared,
+    /// The only valid view.
+    Exclusive,
+}
+
+impl Residency {
+    fn valid(self) -> bool {
+        matches!(self, Residency::Shared | Residency::Exclusive)
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Views {
+    host: Option<Buffer>,
+    host_state: Residency,
+    devices: Vec<DeviceView>,
+    /// Copies from the host view that may still be running.
+    host_readers: Vec<(Arc<DeviceHandle>, Fence)>,
+}
+
+struct DeviceView {
+    device: Arc<DeviceHandle>,
+    buffer: Buffer,
+    state: Residency,
+}
+
+impl Views {
+    fn device(&mut self, d: &Arc<DeviceHandle>) -> Option<&mut DeviceView> {
+        self.devices.iter_mut().find(|v| Arc::ptr_eq(&v.device, d))
+    }
+
+    fn ensure_device(&mut self, d: &Arc<DeviceHandle>, bytes: usize) -> Result<usize> {
+        if let Some(i) = self.devices.iter().position(|v| Arc::ptr_eq(&v.device, d)) {
+            return Ok(i);
+        }
+        let buffer = d.device.alloc(bytes)?;
+        self.devices.push(DeviceView { device: d.clone(), buffer, state: Residency::Invalid });
+        Ok(self.devices.len() - 1)
+    }
+
+    /// After a write in one place everything else is stale.
+    fn invalidate_others(&mut self, keep_device: Option<usize>) {
+        for (i, v) in self.devices.iter_mut().enumerate() {
+            if Some(i) != keep_device {
+                v.state = Residency::Invalid;
+            }
+        }
+        if keep_device.is_some() && self.host_state != Residency::None {
+            self.host_state = Residency::Invalid;
+        }
+    }
+
+    fn wait_host_readers(&mut self) -> Result<()> {
+        for (d, fence) in self.host_readers.drain(..) {
+            d.wait(fence)?;
+        }
+        Ok(())
+    }
+
+    fn share(&mut self) {
+        if self.host_state == Residency::Exclusive {
+            self.host_state = Residency::Shared;
+        }
+        for v in &mut self.devices {
+            if v.state == Residency::Exclusive {
+                v.state = Residency::Shared;
+            }
+        }
+    }
+}
+
+impl Inner {
+    fn host_buffer(&self, v: &mut Views) -> Result<Buffer> {
+        if let Some(b) = &v.host {
+            return Ok(b.clone());
+        }
+        // SAFETY: a pool outlives its blocks (pool.rs); null means no pool.
+        let pool = unsafe { self.home.as_ref() };
+        let bytes = self.template.bytes();
+        let b = match pool {
+            Some(p) => p.alloc_host(bytes)?,
+            None => HostMemory::buffer(bytes)?,
+        };
+        let p = b
+            .host_ptr()
+            .ok_or_else(|| Error::Block { block: self.template.to_string(), want: "host memory is wanted".into() })?;
+        self.host.store(p.as_ptr(), Ordering::Release);
+        v.host = Some(b.clone());
+        v.host_state = Residency::Invalid;
+        Ok(b)
+    }
+
+    fn publish(&self, v: &Views) {
+        let mut fast = 0;
+        if v.host_state.valid() {
+            fast |= HOST_VALID;
+        }
+        if v.host_state == Residency::Exclusive && v.host_readers.is_empty() {
+            fast |= HOST_ONLY;
+        }
+        self.fast.store(fast, Ordering::Release);
+    }
+
+    /// Makes the host view valid, copying from a device if need be (rule 2).
+    fn validate_host(&self, v: &mut Views, bytes: usize) -> Result<()> {
+        if v.host_state.valid() {
+            return Ok(());
+        }
+        let host = self.host_buffer(v)?;
+        if let Some(i) = v.devices.iter().position(|d| d.state.valid()) {
+            v.wait_host_readers()?;
+            let (device, buffer) = (v.devices[i].device.clone(), v.devices[i].buffer.clone());
+            let mut q = device.lock();
+            q.queue.copy(&buffer, 0, &host, 0, bytes)?;
+            let fence = q.queue.fence()?;
+            q.queue.wait(fence)?;
+            drop(q);
+            device.count_copy(bytes);
+            v.share();
+            v.host_state = Residency::Shared;
+        } else {
+            // Never written anywhere: whatever is there is as good as anything (pooled blocks).
+            v.host_state = Residency::Exclusive;
+        }
+        Ok(())
+    }
+}
+
+impl Datablock {
+    #[inline]
+    pub(super) fn read_host(&self) -> Result<*const u8> {
+        let i = self.inner();
+        if i.fast.load(Ordering::Acquire) & HOST_VALID == 0 {
+            self.read_host_slowly()?;
+        }
+        Ok(i.host.load(Ordering::Acquire))
+    }
+
+    #[cold]
+    fn read_host_slowly(&self) -> Result<()> {
+        let i = self.inner();
+        let mut v = i.views.lock().unwrap_or_else(PoisonError::into_inner);
+        i.validate_host(&mut v, self.bytes())?;
+        i.publish(&v);
+        Ok(())
+    }
+
+    /// The host address for writing; the caller has the only handle.
+    #[inline]
+    pub(crate) fn write_host(&self, keep: bool) -> Result<*mut u8> {
+        let i = self.inner();
+        if i.fast.load(Ordering::Acquire) & HOST_ONLY == 0 {
+            self.write_host_slowly(keep)?;
+        }
+        Ok(i.host.load(Ordering::Acquire))
+    }
+
+    #[cold]
+    fn write_host_slowly(&self, keep: bool) -> Result<()> {
+        let i = self.inner();
+        let mut v = i.views.lock().unwrap_or_else(PoisonError::into_inner);
+        if keep {
+            i.validate_host(&mut v, self.bytes())?;
+        } else {
+            i.host_buffer(&mut v)?;
+        }
+        v.wait_host_readers()?;
+        v.invalidate_others(None);
+        v.host_state = Residency::Exclusive;
+        i.publish(&v);
+        Ok(())
+    }
+
+    /// The buffer on `d` with up-to-date bytes; commands enqueued on `d` from now on see them.
+    pub(crate) fn read_on(&self, d: &Arc<DeviceHandle>) -> Result<Buffer> {
+        let i = self.inner();
+        let mut v = i.views.lock().unwrap_or_else(PoisonError::into_inner);
+        if d.is_host() {
+            i.validate_host(&mut v, self.bytes())?;
+            i.publish(&v);
+            return i.host_buffer(&mut v);
+        }
+        if let Some(view) = v.device(d).filter(|v| v.state.valid()) {
+            return Ok(view.buffer.clone());
+        }
+        // By way of the host: rule 4 makes it wait for a writer on another device.
+        i.validate_host(&mut v, self.bytes())?;
+        let host = i.host_buffer(&mut v)?;
+        let at = v.ensure_device(d, i.template.bytes())?;
+        let buffer = v.devices[at].buffer.clone();
+        let bytes = self.bytes();
+        if bytes > 0 {
+            let mut q = d.lock();
+            q.queue.copy(&host, 0, &buffer, 0, bytes)?;
+            let fence = q.queue.fence()?;
+            drop(q);
+            d.count_copy(bytes);
+            v.host_readers.retain(|(o, _)| !Arc::ptr_eq(o, d));
+            v.host_readers.push((d.clone(), fence));
+        }
+        v.share();
+        v.host_state = Residency::Shared;
+        v.devices[at].state = Residency::Shared;
+        i.publish(&v);
+        Ok(buffer)
+    }
+
+    /// The buffer on `d` for a command that writes it; the caller has the only handle.
+    pub(crate) fn write_on(&self, d: &Arc<DeviceHandle>, keep: bool) -> Result<Buffer> {
+        if keep {
+            self.read_on(d)?;
+        }
+        if d.is_host() {
+            self.write_host(keep)?;
+        }
+        let i = self.inner();
+        let mut v = i.views.lock().unwrap_or_else(PoisonError::into_inner);
+        if d.is_host() {
+            return i.host_buffer(&mut v);
+        }
+        let at = v.ensure_device(d, i.template.bytes())?;
+        v.invalidate_others(Some(at));
+        v.devices[at].state = Residency::Exclusive;
+        i.publish(&v);
+        Ok(v.devices[at].buffer.clone())
+    }
+
+    /// Where the bytes are: `None` in the first place is the host, otherwise a device's name.
+    pub fn residency(&self) -> Vec<(Option<String>, Residency)> {
+        let v = self.inner().views.lock().unwrap_or_else(PoisonError::into_inner);
+        let host = std::iter::once((None, v.host_state));
+        host.chain(v.devices.iter().map(|d| (Some(d.device.device.info().name.clone()), d.state))).collect()
+    }
+
+    /// Number of the runtime's device that holds the bytes; the CPU (0) when the host does.
+    pub(crate) fn nearest(&self) -> Option<usize> {
+        if self.inner().fast.load(Ordering::Relaxed) & HOST_ONLY != 0 {
+            return Some(0);
+        }
+        let v = self.inner().views.lock().unwrap_or_else(PoisonError::into_inner);
+        let device = v.devices.iter().find(|d| d.state.valid()).map(|d| d.device.index);
+        device.or(v.host_state.valid().then_some(0))
+    }
+
+    /// A copy of `self`'s bytes in `to` (a fresh sole handle of the same template), made where they are.
+    pub(crate) fn copy_to(&self, to: &Datablock) -> Result<()> {
+        to.set_records(self.records())?;
+        let bytes = self.bytes();
+        let device = {
+            let v = self.inner().views.lock().unwrap_or_else(PoisonError::into_inner);
+            if v.host_state.valid() {
+                None
+            } else {
+                v.devices.iter().find(|d| d.state.valid()).map(|d| d.device.clone())
+            }
+        };
+        match device {
+            Some(d) => {
+                let (from, into) = (self.read_on(&d)?, to.write_on(&d, false)?);
+                d.lock().queue.copy(&from, 0, &into, 0, bytes)?;
+            }
+            None => {
+                let (from, into) = (self.read_host()?, to.write_host(false)?);
+                // SAFETY: both views have the template's size; `to` is a sole handle, so they do not overlap.
+                unsafe { std::ptr::copy_nonoverlapping(from, into, bytes) };
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,353 @@
+//! What a worker does with a task that it owns: look whether it can run, run it, pass its outputs on.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use forebay_hal::cpu::{Job, Worker, run_kernel};
+use forebay_hal::{Arg as HalArg, Geometry};
+
+use super::node::{Chan, Core, EndRef, Imp, InKind, KArg, Node, Own};
+use crate::block::{Datablock, Signals};
+use crate::error::{Error, TaskError};
+use crate::graph::Invocation;
+use crate::template::Elem;
+
+/// Most arguments of a kernel (the CUDA backend's limit too).
+pub(crate) const MAX_ARGS: usize = 48;
+
+/// The job that looks at `node`.
+pub(crate) fn job(node: &Node) -> Job {
+    Job { run: run_node, data: std::ptr::from_ref(node).cast() }
+}
+
+/// # Safety
+/// `data` is a node that the caller of this job owns.
+unsafe fn run_node(data: *const (), worker: &Worker) {
+    // SAFETY: owned nodes stay alive (running.rs, `quiesce`).
+    let node = unsafe { &*data.cast::<Node>() };
+    own(node, worker);
+}
+
+/// Runs an owned task until there is nothing to do, then lets it go, or passes ownership on.
+pub(crate) fn own(node: &Node, worker: &Worker) {
+    let core = node.core();
+    let mut seen = node.notify.seen();
+    loop {
+        if !core.stopping() {
+            // SAFETY: this thread owns the node (notify.rs).
+            let own = unsafe { &mut *node.own.get() };
+            if (!own.holding || deliver(core, node, own, worker)) && ready(core, node, own) {
+                if node.managed {
+                    node.stats.state.store(1, Ordering::Relaxed);
+                    core.runtime.dispatcher.enqueue(core, node, own, worker);
+                    return;
+                }
+                run(core, node, own, 0, worker);
+                if !core.stopping() && !own.holding && ready(core, node, own) {
+                    // The next invocation queues behind what this one made ready, and others may take it.
+                    // SAFETY: the node stays owned until that job runs.
+                    unsafe { worker.submit_back(job(node)) };
+                    return;
+                }
+            }
+        }
+        match node.notify.release(seen) {
+            Ok(()) => return,
+            Err(now) => seen = now,
+        }
+    }
+}
+
+/// Whether every input is occupied.
+#[inline]
+fn ready(core: &Core, node: &Node, own: &Own) -> bool {
+    let filled = |c: u32| !core.channels[c as usize].ring.is_empty();
+    if node.plain {
+        return node.inputs.iter().all(|i| filled(i.channel)) && !own.finished;
+    }
+    let start = own.at_start();
+    node.inputs.iter().enumerate().all(|(at, i)| match i.kind {
+        InKind::Plain { initializer: Some(init) } if start => filled(node.inputs[init as usize].channel),
+        InKind::Plain { .. } => filled(i.channel),
+        InKind::Sticky => own.ins[at].is_some() || filled(i.channel),
+        InKind::Meta { iterations: true, .. } => !start || filled(i.channel),
+        InKind::Meta { .. } => filled(i.channel),
+        InKind::Initializer => true,
+    })
+}
+
+/// Tells a channel's other side that it changed.
+#[inline]
+fn notify(core: &Core, c: &Chan, end: EndRef, worker: &Worker, next: bool) {
+    match end {
+        EndRef::Node(n) => {
+            let node = &core.nodes[n as usize];
+            if node.notify.notify() {
+                // SAFETY: this thread has just become the owner and hands the node to the job.
+                unsafe { if next { worker.submit(job(node)) } else { worker.submit_back(job(node)) } }
+            }
+        }
+        EndRef::Host => {
+            if let Some(h) = &c.host {
+                h.wake();
+            }
+        }
+    }
+}
+
+fn pop(core: &Core, channel: u32, worker: &Worker) -> Option<Datablock> {
+    let c = &core.channels[channel as usize];
+    let p = c.ring.pop()?;
+    notify(core, c, c.from, worker, false);
+    // SAFETY: the ring holds handles given by `into_raw`.
+    Some(unsafe { Datablock::from_raw(p) })
+}
+
+/// Passes finished outputs on if every channel has room; otherwise the task stays Completed.
+fn deliver(core: &Core, node: &Node, own: &mut Own, worker: &Worker) -> bool {
+    let room = |c: &u32| core.channels[*c as usize].ring.has_room();
+    if !node.outputs.iter().all(|o| o.channels.iter().all(room)) {
+        own.holding = true;
+        node.stats.state.store(3, Ordering::Relaxed);
+        return false;
+    }
+    for (o, slot) in node.outputs.iter().zip(&mut own.outs) {
+        let Some(block) = slot.take() else { continue };
+        let signals = block.signals();
+        let mut block = Some(block);
+        for (i, &c) in o.channels.iter().enumerate() {
+            let c = &core.channels[c as usize];
+            // SAFETY: the channel's producer is this node, which this thread owns.
+            let latched = unsafe { &mut *c.latched.get() };
+            if !c.predicate.passes(signals, latched) {
+                continue;
+            }
+            let last = i + 1 == o.channels.len();
+            let Some(b) = (if last { block.take() } else { block.clone() }) else { continue };
+            if let Err(p) = c.ring.push(b.into_raw()) {
+                // Cannot happen: there was room and this thread is the only producer. Never lose memory over it.
+                // SAFETY: the ring gave the handle back.
+                drop(unsafe { Datablock::from_raw(p) });
+                continue;
+            }
+            c.passed.store(c.passed.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+            notify(core, c, c.to, worker, true);
+        }
+    }
+    own.holding = false;
+    node.stats.state.store(0, Ordering::Relaxed);
+    true
+}
+
+/// Runs one invocation of a ready task on device `device` and passes its outputs on; a failure ends the graph.
+pub(crate) fn run(core: &Core, node: &Node, own: &mut Own, device: usize, worker: &Worker) {
+    node.stats.state.store(2, Ordering::Relaxed);
+    let begun = core.trace.as_ref().map(|_| core.runtime.now_ns());
+    let result = invoke(core, node, own, device, worker);
+    if let (Some(t), Some(begun)) = (&core.trace, begun) {
+        t.record(node.index, device, worker.index, begun, core.runtime.now_ns());
+    }
+    node.stats.count(device);
+    match result {
+        Ok(()) => {
+            deliver(core, node, own, worker);
+        }
+        Err(why) => {
+            own.outs.iter_mut().for_each(|b| *b = None);
+            let device = core.runtime.devices.get(device).map_or("?", |d| &d.device.info().name).to_owned();
+            core.fail(Error::Failed { task: node.name.clone(), device, why: Arc::new(why) });
+        }
+    }
+}
+
+fn invoke(core: &Core, node: &Node, own: &mut Own, device: usize, worker: &Worker) -> Result<(), TaskError> {
+    let start = own.at_start();
+    let mut signals = Signals::NONE;
+    let mut geometry = None;
+    let mut sizes: [Option<u64>; 4] = [None; 4];
+    for (at, i) in node.inputs.iter().enumerate() {
+        let block = match i.kind {
+            InKind::Plain { initializer: Some(init) } if start => pop(core, node.inputs[init as usize].channel, worker),
+            InKind::Plain { .. } => pop(core, i.channel, worker),
+            InKind::Sticky => pop(core, i.channel, worker).or_else(|| own.ins[at].take()),
+            InKind::Meta { iterations: true, .. } if !start => own.ins[at].take(),
+            InKind::Meta { .. } => pop(core, i.channel, worker),
+            InKind::Initializer => continue,
+        };
+        let Some(block) = block else { return Err(format!("input {} is empty", node.input_names[at]).into()) };
+        if i.kind != InKind::Sticky {
+            signals = signals | block.signals().of_stream();
+        }
+        if let InKind::Meta { geometry: g, iterations, size_of } = i.kind {
+            if g {
+                let n = block.as_slice::<u64>()?;
+                let n: Vec<usize> = n.iter().map(|&v| usize::try_from(v).unwrap_or(usize::MAX)).collect();
+                geometry = Some(Geometry::new(n[0].max(1), n[1].max(1), n[2].max(1)));
+            }
+            if iterations && start {
+                own.group = block.as_slice::<u64>()?[0];
+                if own.group == 0 {
+                    return Err(format!("{} asks for 0 iterations", node.input_names[at]).into());
+                }
+            }
+            if let Some(o) = size_of {
+                let n = block.as_slice::<u64>()?[0];
+                *sizes.get_mut(o as usize).ok_or("only the first four outputs can have a size from a meta port")? =
+                    Some(n);
+            }
+        }
+        own.ins[at] = Some(block);
+    }
+    if own.group != 0 {
+        if own.iteration == 0 {
+            signals = signals | Signals::BEGIN_ITERATION;
+        }
+        if own.iteration + 1 == own.group {
+            signals = signals | Signals::END_ITERATION;
+        }
+    }
+    for (at, o) in node.outputs.iter().enumerate() {
+        let block = match o.from_input.and_then(|i| own.ins[i as usize].take()) {
+            Some(b) if b.is_unique() => b,
+            Some(shared) => {
+                let copy = o.pool.acquire();
+                shared.copy_to(&copy)?;
+                copy
+            }
+            None => o.pool.acquire(),
+        };
+        if block.signals() != signals {
+            block.set_signals(signals);
+        }
+        if let Some(n) = sizes.get(at).copied().flatten() {
+            block.set_records(usize::try_from(n).unwrap_or(usize::MAX))?;
+        }
+        own.outs[at] = Some(block);
+    }
+    let geometry = geometry.unwrap_or_else(|| node.geometry_now());
+    let iteration = own.iteration;
+    let result = dispatch(core, node, own, device, geometry, iteration);
+    for (slot, i) in own.ins.iter_mut().zip(&node.inputs) {
+        if !matches!(i.kind, InKind::Sticky | InKind::Meta { iterations: true, .. }) {
+            *slot = None;
+        }
+    }
+    own.started = true;
+    if own.group != 0 {
+        own.iteration += 1;
+        if own.iteration >= own.group {
+            own.iteration = 0;
+        }
+    }
+    result
+}
+
+fn dispatch(
+    core: &Core,
+    node: &Node,
+    own: &mut Own,
+    device: usize,
+    geometry: Geometry,
+    iteration: u64,
+) -> Result<(), TaskError> {
+    let Own { imps, ins, outs, in_buffers, out_buffers, .. } = own;
+    let Some((_, imp)) = imps.iter_mut().find(|(d, _)| *d == device) else {
+        return Err(format!("no implementation for device {device}").into());
+    };
+    match imp {
+        Imp::Host(work) => {
+            for (o, b) in node.outputs.iter().zip(outs.iter()) {
+                if let Some(b) = b {
+                    b.write_host(o.from_input.is_some())?;
+                }
+            }
+            let mut inv = Invocation {
+                task: &node.name,
+                input_names: &node.input_names,
+                output_names: &node.output_names,
+                inputs: ins,
+                outputs: outs,
+                taken: 0,
+                geometry,
+                iteration,
+                finish: false,
+                pool: &core.runtime.pool,
+            };
+            let result = std::panic::catch_unwind(AssertUnwindSafe(|| work(&mut inv)));
+            let finish = inv.finish;
+            own.finished |= finish && node.inputs.is_empty();
+            result.unwrap_or_else(|why| Err(format!("panicked: {}", panic_text(&*why)).into()))
+        }
+        Imp::Kernels { launches, scratch, reads, writes } => {
+            let d = &core.runtime.devices[device];
+            for (i, b) in ins.iter().enumerate() {
+                in_buffers[i] = match b {
+                    Some(b) if *reads & 1 << i != 0 => Some(b.read_on(d)?),
+                    _ => None,
+                };
+            }
+            for (o, b) in outs.iter().enumerate() {
+                out_buffers[o] = match b {
+                    Some(b) if *writes & 1 << o != 0 => Some(b.write_on(d, node.outputs[o].from_input.is_some())?),
+                    _ => None,
+                };
+            }
+            let resolve = |a: &KArg, g: &Geometry| -> Result<HalArg<'_>, TaskError> {
+                let gone = || -> TaskError { "a port of the kernel has no datablock".into() };
+                Ok(match *a {
+                    KArg::In(i) => HalArg::Buffer(in_buffers[i as usize].as_ref().ok_or_else(gone)?),
+                    KArg::Out(o) => HalArg::Buffer(out_buffers[o as usize].as_ref().ok_or_else(gone)?),
+                    KArg::Scratch(s) => HalArg::Buffer(&scratch[s as usize]),
+                    KArg::Meta(i, elem) => meta_arg(ins[i as usize].as_ref().ok_or_else(gone)?, elem)?,
+                    KArg::RecordsIn(i) => HalArg::U32(ins[i as usize].as_ref().ok_or_else(gone)?.records() as u32),
+                    KArg::RecordsOut(o) => HalArg::U32(outs[o as usize].as_ref().ok_or_else(gone)?.records() as u32),
+                    KArg::Items(n) => HalArg::U32(g.items[n] as u32),
+                    KArg::U32(v) => HalArg::U32(v),
+                    KArg::I32(v) => HalArg::I32(v),
+                    KArg::F32(v) => HalArg::F32(v),
+                })
+            };
+            let host = d.is_host();
+            let mut issue = if host { None } else { Some(d.lock()) };
+            for l in launches.iter() {
+                let g = l.geometry.unwrap_or(geometry);
+                let mut args = [HalArg::U32(0); MAX_ARGS];
+                for (to, a) in args.iter_mut().zip(&l.args) {
+                    *to = resolve(a, &g)?;
+                }
+                let args = &args[..l.args.len()];
+                match &mut issue {
+                    Some(q) => q.queue.launch(&l.kernel, &g, args)?,
+                    None => run_kernel(&core.runtime.pool, &l.kernel, &g, args)?,
+                }
+            }
+            if let Some(q) = &mut issue {
+                q.invocation_issued(d.depth())?;
+            }
+            d.invocations.fetch_add(1, Ordering::Relaxed);
+            drop(issue);
+            in_buffers.iter_mut().for_each(|b| *b = None);
+            out_buffers.iter_mut().for_each(|b| *b = None);
+            Ok(())
+        }
+    }
+}
+
+/// A Meta port's number as a kernel argument of its own type.
+fn meta_arg(b: &Datablock, elem: Elem) -> Result<HalArg<'static>, TaskError> {
+    Ok(match elem {
+        Elem::U32 => HalArg::U32(b.as_slice::<u32>()?[0]),
+        Elem::I32 => HalArg::I32(b.as_slice::<i32>()?[0]),
+        Elem::F32 => HalArg::F32(b.as_slice::<f32>()?[0]),
+        Elem::U64 => HalArg::U64(b.as_slice::<u64>()?[0]),
+        other => return Err(format!("a meta port of {} cannot be a kernel argument", other.name()).into()),
+    })
+}
+
+pub(crate) fn panic_text(why: &(dyn std::any::Any + Send)) -> String {
+    why.downcast_ref::<&str>()
+        .map(|s| (*s).to_owned())
+        .or_else(|| why.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "no message".into())
+}

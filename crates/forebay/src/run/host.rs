@@ -1,0 +1,104 @@
+//! The program's end of a channel: blocking, timed, non-blocking and asynchronous push and pull.
+//!
+//! Rules: (1) the program's side of the ring is owned by whoever holds `lock`. (2) A waiter, under the lock, sets
+//! `waiting` with a read-modify-write, looks at the ring once more, then sleeps. (3) The graph's side changes the ring,
+//! then exchanges `waiting` for 0; if it was set, it takes the lock and wakes everybody. As in notify.rs, one of the
+//! two sees the other. (4) A closed end accepts nothing; it is closed under the lock, so afterwards nobody notifies.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+use std::time::Instant;
+
+/// Looks at the ring before sleeping: a few microseconds, about what a futex wake-up costs.
+const SPINS: u32 = 300;
+/// Most futures that wait at one end.
+const MAX_WAKERS: usize = 1024;
+
+pub(crate) struct HostEnd {
+    lock: Mutex<HostState>,
+    changed: Condvar,
+    waiting: AtomicU32,
+}
+
+#[derive(Default)]
+pub(crate) struct HostState {
+    pub(crate) closed: bool,
+    wakers: Vec<Waker>,
+}
+
+impl HostEnd {
+    pub(crate) fn new() -> Box<Self> {
+        Box::new(HostEnd { lock: Mutex::default(), changed: Condvar::new(), waiting: AtomicU32::new(0) })
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, HostState> {
+        self.lock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Rule 3; called by the graph's side after a change.
+    #[inline]
+    pub(crate) fn wake(&self) {
+        if self.waiting.swap(0, Ordering::AcqRel) != 0 {
+            self.wake_all();
+        }
+    }
+
+    #[cold]
+    pub(crate) fn wake_all(&self) {
+        let mut s = self.lock();
+        self.changed.notify_all();
+        s.wakers.drain(..).for_each(Waker::wake);
+    }
+
+    /// Rule 2 for threads: runs `attempt` under the lock until it gives a value or `until` has passed.
+    pub(crate) fn wait<T>(
+        &self,
+        until: Option<Instant>,
+        mut attempt: impl FnMut(&mut HostState) -> Option<T>,
+    ) -> Option<T> {
+        for _ in 0..SPINS {
+            if let Some(v) = attempt(&mut self.lock()) {
+                return Some(v);
+            }
+            if until.is_some_and(|u| Instant::now() >= u) {
+                return None;
+            }
+            std::hint::spin_loop();
+        }
+        let mut s = self.lock();
+        loop {
+            self.waiting.swap(1, Ordering::AcqRel);
+            if let Some(v) = attempt(&mut s) {
+                return Some(v);
+            }
+            s = match until {
+                None => self.changed.wait(s).unwrap_or_else(PoisonError::into_inner),
+                Some(u) => {
+                    let left = u.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return None;
+                    }
+                    self.changed.wait_timeout(s, left).unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+    }
+
+    /// Rule 2 for futures: registers `waker` unless `attempt` succeeds.
+    pub(crate) fn poll<T>(&self, waker: &Waker, mut attempt: impl FnMut(&mut HostState) -> Option<T>) -> Option<T> {
+        let mut s = self.lock();
+        self.waiting.swap(1, Ordering::AcqRel);
+        if let Some(v) = attempt(&mut s) {
+            return Some(v);
+        }
+        if !s.wakers.iter().any(|w| w.will_wake(waker)) {
+            if s.wakers.len() >= MAX_WAKERS {
+                // Never lose one: the oldest polls again, and registers again.
+                s.wakers.remove(0).wake();
+            }
+            s.wakers.push(waker.clone());
+        }
+        None
+    }
+}

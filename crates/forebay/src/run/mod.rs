@@ -1,0 +1,16 @@
+//! Running graphs: workers, the task state machine, channels, and the program's ends of them.
+
+pub(crate) mod device;
+mod dispatch;
+mod exec;
+mod host;
+mod node;
+mod notify;
+mod ring;
+mod running;
+mod runtime;
+mod trace;
+
+pub use running::{ChannelStats, GraphState, Running, Snapshot, TaskStats};
+pub use runtime::{Runtime, RuntimeBuilder};
+pub use trace::Span;

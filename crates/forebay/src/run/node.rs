@@ -1,0 +1,352 @@
+//! A running graph's tasks and channels.
+
+use std::cell::UnsafeCell;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use forebay_hal::{Buffer, Geometry, Kernel};
+use forebay_policy::DeviceSet;
+
+use super::host::HostEnd;
+use super::notify::Notify;
+use super::ring::Ring;
+use super::running::GraphState;
+use super::runtime::RuntimeInner;
+use super::trace::Trace;
+use crate::block::{Datablock, Inner, Pool};
+use crate::error::Error;
+use crate::graph::{Predicate, Work};
+use crate::template::{Elem, Template};
+
+/// Everything of one running graph. Nodes and channels refer to each other by index.
+pub(crate) struct Core {
+    pub(crate) name: String,
+    pub(crate) nodes: Box<[Node]>,
+    pub(crate) channels: Box<[Chan]>,
+    pub(crate) runtime: Arc<RuntimeInner>,
+    /// No new invocation starts while set.
+    pub(crate) stopping: AtomicBool,
+    pub(crate) state: Mutex<(GraphState, Option<Error>)>,
+    /// Nice value of the thread that asked last (proxy priority).
+    pub(crate) nice: AtomicI32,
+    pub(crate) trace: Option<Trace>,
+}
+
+/// One end of a running channel.
+#[derive(Clone, Copy)]
+pub(crate) enum EndRef {
+    Node(u32),
+    Host,
+}
+
+pub(crate) struct Chan {
+    pub(crate) ring: Ring<Inner>,
+    pub(crate) from: EndRef,
+    pub(crate) to: EndRef,
+    pub(crate) predicate: Predicate,
+    /// The predicate's memory; touched by the producer's owner only.
+    pub(crate) latched: UnsafeCell<bool>,
+    pub(crate) template: Template,
+    /// The program's end, if one end is the program.
+    pub(crate) host: Option<Box<HostEnd>>,
+    /// For feeds: where the program gets blocks to fill.
+    pub(crate) pool: Option<PoolRef>,
+    pub(crate) passed: AtomicU64,
+}
+
+// SAFETY: `latched` belongs to the producer's owner (node.rs, `Node::own`); the ring's sides likewise.
+unsafe impl Send for Chan {}
+// SAFETY: as above.
+unsafe impl Sync for Chan {}
+
+impl Drop for Chan {
+    fn drop(&mut self) {
+        while let Some(p) = self.ring.pop() {
+            // SAFETY: the ring holds handles given by `into_raw`.
+            drop(unsafe { Datablock::from_raw(p) });
+        }
+    }
+}
+
+/// The owner's count of a pool.
+pub(crate) struct PoolRef(pub(crate) NonNull<Pool>);
+
+// SAFETY: a pool is Sync (atomics).
+unsafe impl Send for PoolRef {}
+// SAFETY: as above.
+unsafe impl Sync for PoolRef {}
+
+impl PoolRef {
+    pub(crate) fn acquire(&self) -> Datablock {
+        // SAFETY: our count keeps the pool alive.
+        unsafe { self.0.as_ref() }.acquire()
+    }
+}
+
+impl Drop for PoolRef {
+    fn drop(&mut self) {
+        // SAFETY: the one owner's count, given up once; nobody acquires through a dropped reference.
+        unsafe { Pool::close(self.0) };
+    }
+}
+
+/// What an input port does, resolved.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum InKind {
+    /// One block per invocation; at the start from that other input's channel, if there is one.
+    Plain {
+        initializer: Option<u32>,
+    },
+    Sticky,
+    /// A number; iteration counts only at the start of a group.
+    Meta {
+        geometry: bool,
+        iterations: bool,
+        size_of: Option<u32>,
+    },
+    Initializer,
+}
+
+pub(crate) struct In {
+    pub(crate) channel: u32,
+    pub(crate) kind: InKind,
+}
+
+pub(crate) struct Out {
+    pub(crate) channels: Box<[u32]>,
+    pub(crate) pool: PoolRef,
+    pub(crate) from_input: Option<u32>,
+}
+
+/// A kernel argument, resolved.
+#[derive(Clone, Copy)]
+pub(crate) enum KArg {
+    In(u32),
+    Out(u32),
+    Scratch(u32),
+    Meta(u32, Elem),
+    RecordsIn(u32),
+    RecordsOut(u32),
+    Items(usize),
+    U32(u32),
+    I32(i32),
+    F32(f32),
+}
+
+pub(crate) struct KLaunch {
+    pub(crate) kernel: Kernel,
+    pub(crate) args: Box<[KArg]>,
+    pub(crate) geometry: Option<Geometry>,
+}
+
+/// How a task runs on one device.
+pub(crate) enum Imp {
+    Host(Work),
+    Kernels { launches: Box<[KLaunch]>, scratch: Box<[Buffer]>, reads: u64, writes: u64 },
+}
+
+/// A task of a running graph.
+pub(crate) struct Node {
+    pub(crate) name: String,
+    pub(crate) notify: Notify,
+    /// Touched only by the owner (notify.rs).
+    pub(crate) own: UnsafeCell<Own>,
+    pub(crate) inputs: Box<[In]>,
+    pub(crate) outputs: Box<[Out]>,
+    pub(crate) input_names: Box<[Arc<str>]>,
+    pub(crate) output_names: Box<[Arc<str>]>,
+    /// All inputs are plain: readiness is one look at each channel.
+    pub(crate) plain: bool,
+    /// Goes through the ready queue; otherwise it runs where it became ready.
+    pub(crate) managed: bool,
+    pub(crate) devices: DeviceSet,
+    pub(crate) default_geometry: Geometry,
+    /// `set_geometry`: the value, and whether there is one.
+    pub(crate) geometry: Mutex<Option<Geometry>>,
+    pub(crate) geometry_set: AtomicBool,
+    pub(crate) priority: AtomicI32,
+    pub(crate) index: u32,
+    core: AtomicPtr<Core>,
+    pub(crate) stats: Stats,
+}
+
+// SAFETY: `own` is touched only by the owner; everything else is Sync.
+unsafe impl Send for Node {}
+// SAFETY: as above.
+unsafe impl Sync for Node {}
+
+/// Written by the owner, read by anybody.
+#[derive(Default)]
+pub(crate) struct Stats {
+    pub(crate) invocations: AtomicU64,
+    /// Decayed averages, ns (managed tasks only).
+    pub(crate) avg_wait: AtomicU64,
+    pub(crate) avg_run: AtomicU64,
+    /// Invocations by device number.
+    pub(crate) by_device: [AtomicU64; 8],
+    /// 0 waiting, 1 queued, 2 executing, 3 completed with outputs that have no room.
+    pub(crate) state: std::sync::atomic::AtomicU8,
+}
+
+impl Stats {
+    /// Counts without a read-modify-write: only the owner writes.
+    #[inline]
+    pub(crate) fn count(&self, device: usize) {
+        self.invocations.store(self.invocations.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        if let Some(d) = self.by_device.get(device) {
+            d.store(d.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// A task's state that only its owner touches.
+pub(crate) struct Own {
+    pub(crate) imps: Vec<(usize, Imp)>,
+    /// Datablocks of the current invocation, by input; sticky ones stay.
+    pub(crate) ins: Vec<Option<Datablock>>,
+    /// Datablocks produced, by output.
+    pub(crate) outs: Vec<Option<Datablock>>,
+    /// `outs` wait for room in the channels (Completed).
+    pub(crate) holding: bool,
+    /// A task without inputs that said that it has finished.
+    pub(crate) finished: bool,
+    /// Position in the iteration group, and its length (0: no groups).
+    pub(crate) iteration: u64,
+    pub(crate) group: u64,
+    pub(crate) fixed_group: u64,
+    pub(crate) started: bool,
+    /// Device chosen by the ready queue, and when the task became ready.
+    pub(crate) device: usize,
+    /// Buffers of the current launch, kept for their capacity.
+    pub(crate) in_buffers: Vec<Option<Buffer>>,
+    pub(crate) out_buffers: Vec<Option<Buffer>>,
+}
+
+impl Own {
+    /// Whether the next invocation is the first, of all or of its group.
+    pub(crate) fn at_start(&self) -> bool {
+        if self.fixed_group != 0 || self.group != 0 { self.iteration == 0 } else { !self.started }
+    }
+
+    /// Back to the beginning; drops every block.
+    pub(crate) fn reset(&mut self) {
+        self.ins.iter_mut().for_each(|b| *b = None);
+        self.outs.iter_mut().for_each(|b| *b = None);
+        self.holding = false;
+        self.finished = false;
+        self.iteration = 0;
+        self.group = self.fixed_group;
+        self.started = false;
+    }
+}
+
+impl Node {
+    #[allow(clippy::too_many_arguments, reason = "called once, by the runtime, with everything resolved")]
+    pub(crate) fn new(
+        name: String,
+        index: u32,
+        inputs: Box<[In]>,
+        outputs: Box<[Out]>,
+        input_names: Box<[Arc<str>]>,
+        output_names: Box<[Arc<str>]>,
+        imps: Vec<(usize, Imp)>,
+        managed: bool,
+        geometry: Geometry,
+        priority: i32,
+        group: u64,
+    ) -> Self {
+        let devices = imps.iter().fold(DeviceSet::default(), |s, (d, _)| s.with(*d));
+        Node {
+            name,
+            notify: Notify::new(),
+            own: UnsafeCell::new(Own {
+                imps,
+                ins: inputs.iter().map(|_| None).collect(),
+                outs: outputs.iter().map(|_| None).collect(),
+                holding: false,
+                finished: false,
+                iteration: 0,
+                group,
+                fixed_group: group,
+                started: false,
+                device: 0,
+                in_buffers: inputs.iter().map(|_| None).collect(),
+                out_buffers: outputs.iter().map(|_| None).collect(),
+            }),
+            plain: inputs.iter().all(|i| i.kind == InKind::Plain { initializer: None }),
+            inputs,
+            outputs,
+            input_names,
+            output_names,
+            managed,
+            devices,
+            default_geometry: geometry,
+            geometry: Mutex::new(None),
+            geometry_set: AtomicBool::new(false),
+            priority: AtomicI32::new(priority),
+            index,
+            core: AtomicPtr::new(std::ptr::null_mut()),
+            stats: Stats::default(),
+        }
+    }
+
+    /// Called once, before the first notification.
+    pub(crate) fn bind(&self, core: &Arc<Core>) {
+        self.core.store(Arc::as_ptr(core).cast_mut(), Ordering::Release);
+    }
+
+    /// The graph; valid while the task is owned, since teardown waits until nobody owns any task.
+    #[inline]
+    pub(crate) fn core(&self) -> &Core {
+        // SAFETY: set by `bind` before the first job; the graph outlives owned tasks (running.rs, `quiesce`).
+        unsafe { &*self.core.load(Ordering::Relaxed) }
+    }
+
+    pub(crate) fn geometry_now(&self) -> Geometry {
+        if self.geometry_set.load(Ordering::Acquire)
+            && let Some(g) = *self.geometry.lock().unwrap_or_else(PoisonError::into_inner)
+        {
+            return g;
+        }
+        self.default_geometry
+    }
+}
+
+impl Core {
+    pub(crate) fn stopping(&self) -> bool {
+        self.stopping.load(Ordering::SeqCst)
+    }
+
+    /// Ends the graph with an error; the first one counts.
+    #[cold]
+    pub(crate) fn fail(&self, e: Error) {
+        {
+            let mut s = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            if s.0 == GraphState::Failed || s.0 == GraphState::TornDown {
+                return;
+            }
+            *s = (GraphState::Failed, Some(e));
+        }
+        self.stopping.store(true, Ordering::SeqCst);
+        self.wake_hosts();
+    }
+
+    pub(crate) fn wake_hosts(&self) {
+        for c in &self.channels {
+            if let Some(h) = &c.host {
+                h.wake_all();
+            }
+        }
+    }
+
+    /// Why nothing can be pushed or pulled, if so.
+    pub(crate) fn refusal(&self) -> Option<Error> {
+        let s = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        match (&s.0, &s.1) {
+            (GraphState::Running, _) => None,
+            (_, Some(e)) => Some(e.clone()),
+            (state, None) => Some(Error::NotRunning { graph: self.name.clone(), state: state.name() }),
+        }
+    }
+}

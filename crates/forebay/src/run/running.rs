@@ -1,0 +1,524 @@
+//! A running graph, as the program sees it.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use forebay_hal::Geometry;
+
+use super::exec;
+use super::node::{Chan, Core, EndRef};
+use super::trace::Span;
+use crate::block::Datablock;
+use crate::error::{Error, Result};
+use crate::graph::{Drain, Feed, TaskId};
+use crate::template::Template;
+
+/// State of a graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GraphState {
+    /// Tasks run as their inputs arrive.
+    Running,
+    /// Nothing runs; channels keep their contents.
+    Stopped,
+    /// A task failed; the graph can be reset.
+    Failed,
+    /// Gone for good.
+    TornDown,
+}
+
+impl GraphState {
+    /// Its name in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            GraphState::Running => "running",
+            GraphState::Stopped => "stopped",
+            GraphState::Failed => "failed",
+            GraphState::TornDown => "torn down",
+        }
+    }
+}
+
+/// Numbers of one task.
+#[derive(Clone, Debug)]
+pub struct TaskStats {
+    /// Name.
+    pub name: String,
+    /// Invocations so far.
+    pub invocations: u64,
+    /// Invocations by device number.
+    pub by_device: Vec<u64>,
+    /// "waiting", "queued", "executing" or "completed".
+    pub state: &'static str,
+    /// Decayed average of run times, ns; 0 for tasks that need no scheduling.
+    pub avg_run_ns: u64,
+    /// Decayed average of waits for a device, ns.
+    pub avg_wait_ns: u64,
+}
+
+/// Numbers of one channel.
+#[derive(Clone, Copy, Debug)]
+pub struct ChannelStats {
+    /// Datablocks in it now.
+    pub len: usize,
+    /// Room.
+    pub capacity: usize,
+    /// Datablocks that passed its entrance so far.
+    pub passed: u64,
+}
+
+/// A look at a running graph.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// Tasks in order of addition.
+    pub tasks: Vec<TaskStats>,
+    /// Channels in order of addition.
+    pub channels: Vec<ChannelStats>,
+}
+
+/// A graph that was started. Dropping it tears it down.
+pub struct Running {
+    core: Arc<Core>,
+    outputs: Vec<Vec<Template>>,
+}
+
+/// The nice value of the calling thread; real-time threads count as -21.
+pub(crate) fn current_nice() -> i32 {
+    rustix::process::getpriority_process(None).unwrap_or(0)
+}
+
+impl Running {
+    pub(crate) fn new(core: Arc<Core>, outputs: Vec<Vec<Template>>) -> Self {
+        Running { core, outputs }
+    }
+
+    fn channel(&self, id: u32, feed: bool) -> Result<(&Chan, &super::host::HostEnd)> {
+        let c = self.core.channels.get(id as usize);
+        let c = c.filter(|c| matches!((c.from, c.to, feed), (EndRef::Host, _, true) | (_, EndRef::Host, false)));
+        c.and_then(|c| Some((c, c.host.as_deref()?)))
+            .ok_or_else(|| Error::NoSuch { what: if feed { "feed" } else { "drain" }, graph: self.core.name.clone() })
+    }
+
+    fn port_of(&self, id: u32) -> String {
+        let c = &self.core.channels[id as usize];
+        let name = |n: u32| self.core.nodes[n as usize].name.clone();
+        match (c.from, c.to) {
+            (EndRef::Host, EndRef::Node(n)) => {
+                let node = &self.core.nodes[n as usize];
+                let port = node.inputs.iter().position(|i| i.channel == id).map_or("?", |i| &node.input_names[i]);
+                format!("{}.{port}", name(n))
+            }
+            (EndRef::Node(n), _) => {
+                let node = &self.core.nodes[n as usize];
+                let port =
+                    node.outputs.iter().position(|o| o.channels.contains(&id)).map_or("?", |i| &node.output_names[i]);
+                format!("{}.{port}", name(n))
+            }
+            _ => "?".into(),
+        }
+    }
+
+    /// A datablock for a feed, from its pool: filling and pushing it allocates nothing once the pool is warm.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`] for a feed of another graph.
+    pub fn acquire(&self, feed: Feed) -> Result<Datablock> {
+        let (c, _) = self.channel(feed.0, true)?;
+        let b = c.pool.as_ref().map(super::node::PoolRef::acquire);
+        b.ok_or_else(|| Error::NoSuch { what: "feed", graph: self.core.name.clone() })
+    }
+
+    fn fits(&self, c: &Chan, id: u32, b: &Datablock) -> Result<()> {
+        match b.template().differs(&c.template) {
+            None => Ok(()),
+            Some(why) => {
+                let want = format!("{} takes {}: {why}", self.port_of(id), c.template);
+                Err(Error::Block { block: b.template().to_string(), want })
+            }
+        }
+    }
+
+    /// One attempt at a push, under the end's lock: none when there is no room.
+    fn attempt_push(&self, c: &Chan, closed: bool, block: &mut Option<Datablock>) -> Option<Result<()>> {
+        if closed || self.core.stopping() {
+            return Some(Err(self.core.refusal().unwrap_or_else(|| Error::NotRunning {
+                graph: self.core.name.clone(),
+                state: GraphState::Stopped.name(),
+            })));
+        }
+        if !c.ring.has_room() {
+            return None;
+        }
+        let b = block.take()?;
+        if let Err(p) = c.ring.push(b.into_raw()) {
+            // SAFETY: the ring gave the handle back.
+            *block = Some(unsafe { Datablock::from_raw(p) });
+            return None;
+        }
+        c.passed.store(c.passed.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        if let EndRef::Node(n) = c.to {
+            let node = &self.core.nodes[n as usize];
+            if node.notify.notify() {
+                // SAFETY: the notification made us the owner, and the graph lives while a task is owned. The end's lock
+                // is held, so teardown, which closes ends first, cannot be past its wait.
+                unsafe { self.core.runtime.pool.submit(exec::job(node)) };
+            }
+        }
+        Some(Ok(()))
+    }
+
+    fn attempt_pull(&self, c: &Chan, closed: bool) -> Option<Result<Datablock>> {
+        if let Some(p) = c.ring.pop() {
+            if let EndRef::Node(n) = c.from {
+                let node = &self.core.nodes[n as usize];
+                if !closed && node.notify.notify() {
+                    // SAFETY: as in `attempt_push`.
+                    unsafe { self.core.runtime.pool.submit(exec::job(node)) };
+                }
+            }
+            // SAFETY: the ring holds handles given by `into_raw`.
+            return Some(Ok(unsafe { Datablock::from_raw(p) }));
+        }
+        if closed || self.core.stopping() {
+            return Some(Err(self.core.refusal().unwrap_or_else(|| Error::NotRunning {
+                graph: self.core.name.clone(),
+                state: GraphState::Stopped.name(),
+            })));
+        }
+        None
+    }
+
+    fn push_until(&self, feed: Feed, block: Datablock, until: Option<Instant>, begun: Option<Instant>) -> Result<()> {
+        let (c, host) = self.channel(feed.0, true)?;
+        self.fits(c, feed.0, &block)?;
+        let mut block = Some(block);
+        let done = host.wait(until, |s| self.attempt_push(c, s.closed, &mut block));
+        done.unwrap_or_else(|| {
+            let waited = begun.map_or(Duration::ZERO, |b| b.elapsed());
+            Err(Error::WouldBlock { what: "no room at", port: self.port_of(feed.0), waited })
+        })
+    }
+
+    /// Pushes a datablock; waits while the channel is full.
+    ///
+    /// # Errors
+    /// A block that does not fit, a graph that is not running, or the error that ended it.
+    pub fn push(&self, feed: Feed, block: Datablock) -> Result<()> {
+        self.push_until(feed, block, None, None)
+    }
+
+    /// Pushes a datablock; waits at most `timeout`.
+    ///
+    /// # Errors
+    /// As [`Running::push`]; [`Error::WouldBlock`] when there was no room in time (the block is dropped).
+    pub fn push_timeout(&self, feed: Feed, block: Datablock, timeout: Duration) -> Result<()> {
+        let now = Instant::now();
+        self.push_until(feed, block, now.checked_add(timeout), Some(now))
+    }
+
+    /// Pushes a datablock if there is room now.
+    ///
+    /// # Errors
+    /// As [`Running::push`]; [`Error::WouldBlock`] without room. The block comes back with the error.
+    pub fn try_push(&self, feed: Feed, block: Datablock) -> Result<(), (Datablock, Error)> {
+        let (c, host) =
+            match self.channel(feed.0, true).and_then(|(c, h)| self.fits(c, feed.0, &block).map(|()| (c, h))) {
+                Ok(found) => found,
+                Err(e) => return Err((block, e)),
+            };
+        let mut block = Some(block);
+        let result = {
+            let s = host.lock();
+            self.attempt_push(c, s.closed, &mut block)
+        };
+        let e = match result {
+            Some(Ok(())) => return Ok(()),
+            Some(Err(e)) => e,
+            None => Error::WouldBlock { what: "no room at", port: self.port_of(feed.0), waited: Duration::ZERO },
+        };
+        match block {
+            Some(b) => Err((b, e)),
+            None => Ok(()),
+        }
+    }
+
+    /// Pushes a datablock without blocking the thread.
+    ///
+    /// # Errors
+    /// As [`Running::push`].
+    pub fn push_async(&self, feed: Feed, block: Datablock) -> impl Future<Output = Result<()>> + '_ {
+        let mut block = Some(block);
+        OnHost(move |cx: &mut Context<'_>| {
+            let (c, host) = match self.channel(feed.0, true) {
+                Ok(found) => found,
+                Err(e) => return Some(Err(e)),
+            };
+            if let Some(Err(e)) = block.as_ref().map(|b| self.fits(c, feed.0, b)) {
+                return Some(Err(e));
+            }
+            host.poll(cx.waker(), |s| self.attempt_push(c, s.closed, &mut block))
+        })
+    }
+
+    /// Pulls a datablock; waits while the channel is empty.
+    ///
+    /// # Errors
+    /// A graph that is not running (once the channel is empty), or the error that ended it.
+    pub fn pull(&self, drain: Drain) -> Result<Datablock> {
+        let (c, host) = self.channel(drain.0, false)?;
+        host.wait(None, |s| self.attempt_pull(c, s.closed))
+            .unwrap_or_else(|| Err(Error::NoSuch { what: "drain", graph: self.core.name.clone() }))
+    }
+
+    /// Pulls a datablock; waits at most `timeout`.
+    ///
+    /// # Errors
+    /// As [`Running::pull`]; [`Error::WouldBlock`] when nothing came in time.
+    pub fn pull_timeout(&self, drain: Drain, timeout: Duration) -> Result<Datablock> {
+        let (c, host) = self.channel(drain.0, false)?;
+        let begun = Instant::now();
+        host.wait(begun.checked_add(timeout), |s| self.attempt_pull(c, s.closed)).unwrap_or_else(|| {
+            Err(Error::WouldBlock { what: "nothing at", port: self.port_of(drain.0), waited: begun.elapsed() })
+        })
+    }
+
+    /// Pulls a datablock if one is there now.
+    ///
+    /// # Errors
+    /// As [`Running::pull`]; [`Error::WouldBlock`] when nothing is there.
+    pub fn try_pull(&self, drain: Drain) -> Result<Datablock> {
+        let (c, host) = self.channel(drain.0, false)?;
+        let s = host.lock();
+        self.attempt_pull(c, s.closed).unwrap_or_else(|| {
+            Err(Error::WouldBlock { what: "nothing at", port: self.port_of(drain.0), waited: Duration::ZERO })
+        })
+    }
+
+    /// Pulls a datablock without blocking the thread.
+    ///
+    /// # Errors
+    /// As [`Running::pull`].
+    pub fn pull_async(&self, drain: Drain) -> impl Future<Output = Result<Datablock>> + '_ {
+        OnHost(move |cx: &mut Context<'_>| {
+            let (c, host) = match self.channel(drain.0, false) {
+                Ok(found) => found,
+                Err(e) => return Some(Err(e)),
+            };
+            host.poll(cx.waker(), |s| self.attempt_pull(c, s.closed))
+        })
+    }
+
+    /// The graph's state.
+    pub fn state(&self) -> GraphState {
+        self.core.state.lock().unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// The error that ended the graph, if one did.
+    pub fn error(&self) -> Option<Error> {
+        self.core.state.lock().unwrap_or_else(PoisonError::into_inner).1.clone()
+    }
+
+    fn close_ends(&self, closed: bool) {
+        for h in self.core.channels.iter().filter_map(|c| c.host.as_deref()) {
+            h.lock().closed = closed;
+            h.wake_all();
+        }
+    }
+
+    /// Waits until nobody owns any task. `stopping` is set and the ends are closed, so no invocation starts; tasks in
+    /// the ready queue are taken out of it.
+    ///
+    /// After a first pass that found every task idle once, none executes any more, so none notifies another; what is
+    /// owned then was notified before, and a second such pass finds the last of it let go.
+    fn quiesce(&self) {
+        let mut clean = 0;
+        while clean < 2 {
+            let mut idle = true;
+            for n in &self.core.nodes {
+                if n.notify.idle() {
+                    continue;
+                }
+                idle = false;
+                if n.managed && self.core.runtime.dispatcher.remove(n) {
+                    // Ours now; nothing runs while stopping, so just let it go.
+                    let mut seen = n.notify.seen();
+                    while let Err(now) = n.notify.release(seen) {
+                        seen = now;
+                    }
+                }
+            }
+            if idle {
+                clean += 1;
+            } else {
+                clean = 0;
+                std::thread::sleep(Duration::from_micros(20));
+            }
+        }
+    }
+
+    /// Stops the graph: no further invocation starts, and those that run are waited for. Channels keep their contents;
+    /// [`Running::run`] goes on.
+    ///
+    /// # Errors
+    /// [`Error::NotRunning`] after teardown.
+    pub fn stop(&self) -> Result<()> {
+        {
+            let mut s = self.core.state.lock().unwrap_or_else(PoisonError::into_inner);
+            match s.0 {
+                GraphState::TornDown => {
+                    return Err(Error::NotRunning { graph: self.core.name.clone(), state: s.0.name() });
+                }
+                GraphState::Running => s.0 = GraphState::Stopped,
+                _ => {}
+            }
+        }
+        self.core.stopping.store(true, Ordering::SeqCst);
+        self.close_ends(true);
+        self.quiesce();
+        Ok(())
+    }
+
+    /// Starts a stopped graph again.
+    ///
+    /// # Errors
+    /// The failure of a failed graph, [`Error::NotRunning`] after teardown.
+    pub fn run(&self) -> Result<()> {
+        {
+            let mut s = self.core.state.lock().unwrap_or_else(PoisonError::into_inner);
+            match s.0 {
+                GraphState::Running => return Ok(()),
+                GraphState::Stopped => s.0 = GraphState::Running,
+                _ => {
+                    let gone = Error::NotRunning { graph: self.core.name.clone(), state: s.0.name() };
+                    return Err(s.1.clone().unwrap_or(gone));
+                }
+            }
+        }
+        self.adopt_priority();
+        self.core.stopping.store(false, Ordering::SeqCst);
+        self.close_ends(false);
+        for n in &self.core.nodes {
+            if n.notify.notify() {
+                // SAFETY: we own the node now; the graph lives while a task is owned.
+                unsafe { self.core.runtime.pool.submit(exec::job(n)) };
+            }
+        }
+        Ok(())
+    }
+
+    /// Stops the graph, empties all channels and forgets all state and any failure; [`Running::run`] starts afresh.
+    ///
+    /// # Errors
+    /// As [`Running::stop`].
+    pub fn reset(&self) -> Result<()> {
+        self.stop()?;
+        for c in &self.core.channels {
+            let _end = c.host.as_ref().map(|h| h.lock());
+            while let Some(p) = c.ring.pop() {
+                // SAFETY: the ring holds handles given by `into_raw`; nobody else uses it now (quiesced, end locked).
+                drop(unsafe { Datablock::from_raw(p) });
+            }
+            // SAFETY: no task is owned, so nobody else touches it.
+            unsafe { *c.latched.get() = false };
+        }
+        for n in &self.core.nodes {
+            // SAFETY: as above.
+            unsafe { (*n.own.get()).reset() };
+        }
+        *self.core.state.lock().unwrap_or_else(PoisonError::into_inner) = (GraphState::Stopped, None);
+        Ok(())
+    }
+
+    /// Ends the graph for good and frees its datablocks; those that the program holds stay valid.
+    pub fn teardown(self) {}
+
+    /// Takes over the OS priority of the calling thread for the tasks of this graph (proxy priority). Starting a graph
+    /// does this too; a thread whose priority has changed calls it again.
+    pub fn adopt_priority(&self) {
+        self.core.nice.store(current_nice(), Ordering::Relaxed);
+    }
+
+    fn node(&self, task: TaskId) -> Result<&super::node::Node> {
+        let n = self.core.nodes.get(task.0 as usize);
+        n.ok_or_else(|| Error::NoSuch { what: "task", graph: self.core.name.clone() })
+    }
+
+    /// Changes a task's static priority; from its next invocation on.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`].
+    pub fn set_priority(&self, task: TaskId, priority: i32) -> Result<()> {
+        self.node(task)?.priority.store(priority, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Overrides a task's iteration space from its next invocation on; `None` goes back to the declared one.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`]; [`Error::Size`] for a space of no items.
+    pub fn set_geometry(&self, task: TaskId, geometry: Option<Geometry>) -> Result<()> {
+        let n = self.node(task)?;
+        if geometry.is_some_and(|g| g.items.contains(&0)) {
+            return Err(Error::Size { what: n.name.clone(), why: "a geometry without items".into() });
+        }
+        *n.geometry.lock().unwrap_or_else(PoisonError::into_inner) = geometry;
+        n.geometry_set.store(geometry.is_some(), Ordering::Release);
+        Ok(())
+    }
+
+    /// What the graph looks like now.
+    pub fn snapshot(&self) -> Snapshot {
+        const STATES: [&str; 4] = ["waiting", "queued", "executing", "completed"];
+        let devices = self.core.runtime.devices.len();
+        let tasks = self.core.nodes.iter().map(|n| TaskStats {
+            name: n.name.clone(),
+            invocations: n.stats.invocations.load(Ordering::Relaxed),
+            by_device: n.stats.by_device[..devices].iter().map(|d| d.load(Ordering::Relaxed)).collect(),
+            state: STATES[usize::from(n.stats.state.load(Ordering::Relaxed)) % 4],
+            avg_run_ns: n.stats.avg_run.load(Ordering::Relaxed),
+            avg_wait_ns: n.stats.avg_wait.load(Ordering::Relaxed),
+        });
+        let channels = self.core.channels.iter().map(|c| ChannelStats {
+            len: c.ring.len(),
+            capacity: c.ring.capacity(),
+            passed: c.passed.load(Ordering::Relaxed),
+        });
+        Snapshot { tasks: tasks.collect(), channels: channels.collect() }
+    }
+
+    /// The spans recorded since the last call, and how many did not fit; empty unless started with
+    /// [`crate::Runtime::start_traced`].
+    pub fn take_trace(&self) -> (Vec<Span>, u64) {
+        self.core.trace.as_ref().map(super::trace::Trace::take).unwrap_or_default()
+    }
+
+    /// The template of an output port of a task.
+    pub fn output_template(&self, task: TaskId, output: usize) -> Option<Template> {
+        self.outputs.get(task.0 as usize)?.get(output).copied()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.stop();
+        *self.core.state.lock().unwrap_or_else(PoisonError::into_inner) = (GraphState::TornDown, None);
+        self.core.wake_hosts();
+    }
+}
+
+/// A future from a poll function that returns an option.
+struct OnHost<F>(F);
+
+impl<T, F: FnMut(&mut Context<'_>) -> Option<T> + Unpin> Future for OnHost<F> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        match (self.0)(cx) {
+            Some(v) => Poll::Ready(v),
+            None => Poll::Pending,
+        }
+    }
+}

@@ -1,0 +1,367 @@
+//! The runtime: devices, workers, scheduling mode; and the step from a checked graph to a running one.
+
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use forebay_hal::cpu::{CpuDevice, Pool as Workers};
+use forebay_hal::{Device, Kind};
+use forebay_policy::Mode;
+
+use super::device::{DEPTH_PRIORITY, DEPTH_THROUGHPUT, DeviceHandle};
+use super::dispatch::Dispatcher;
+use super::exec::MAX_ARGS;
+use super::host::HostEnd;
+use super::node::{Chan, Core, EndRef, Imp, In, InKind, KArg, KLaunch, Node, Out, PoolRef};
+use super::ring::Ring;
+use super::running::{GraphState, Running};
+use super::trace::Trace;
+use crate::block::Pool;
+use crate::error::{Error, Result};
+use crate::graph::{Arg, End, Graph, Impl, Launch, PortKind, Task};
+use crate::template::Template;
+
+/// Most devices of a runtime.
+const MAX_DEVICES: usize = 8;
+
+pub(crate) struct RuntimeInner {
+    pub(crate) devices: Vec<Arc<DeviceHandle>>,
+    pub(crate) pool: Arc<Workers>,
+    pub(crate) dispatcher: Dispatcher,
+    mode: Mode,
+    /// The device whose page-locked memory blocks should live in on the host.
+    pinned: Option<Arc<dyn Device>>,
+    epoch: Instant,
+}
+
+impl RuntimeInner {
+    /// Nanoseconds since the runtime started.
+    pub(crate) fn now_ns(&self) -> u64 {
+        self.epoch.elapsed().as_nanos() as u64
+    }
+}
+
+/// Where graphs run. Cheap to clone; graphs keep what they need of it.
+#[derive(Clone)]
+pub struct Runtime(Arc<RuntimeInner>);
+
+/// Settings of a [`Runtime`].
+#[derive(Default)]
+pub struct RuntimeBuilder {
+    devices: Option<Vec<Arc<dyn Device>>>,
+    workers: Option<usize>,
+    mode: Mode,
+}
+
+impl RuntimeBuilder {
+    /// Exactly these devices beside the CPU, which is always there.
+    pub fn devices(mut self, devices: Vec<Arc<dyn Device>>) -> Self {
+        self.devices = Some(devices);
+        self
+    }
+
+    /// The CPU only.
+    pub fn cpu_only(self) -> Self {
+        self.devices(Vec::new())
+    }
+
+    /// The CPU and every device of this kind.
+    ///
+    /// # Errors
+    /// The reason why there is none.
+    pub fn only(self, kind: Kind) -> Result<Self> {
+        if kind == Kind::Cpu {
+            return Ok(self.cpu_only());
+        }
+        let (devices, missing) = forebay_hal::discover(&[kind]);
+        match missing.into_iter().next() {
+            Some((_, why)) if devices.is_empty() => Err(why.into()),
+            _ => Ok(self.devices(devices)),
+        }
+    }
+
+    /// Scheduling mode; data-aware by default.
+    pub fn mode(mut self, mode: Mode) -> Self {
+        self.mode = mode;
+        self
+    }
+
+    /// A pool of so many workers of its own, instead of the process's shared pool.
+    pub fn workers(mut self, n: usize) -> Self {
+        self.workers = Some(n);
+        self
+    }
+
+    /// Opens the devices and starts the workers.
+    ///
+    /// # Errors
+    /// A device that refuses a queue; more than eight devices.
+    pub fn build(self) -> Result<Runtime> {
+        let pool = match self.workers {
+            Some(n) => Workers::new(n),
+            None => Workers::global().clone(),
+        };
+        let mut all: Vec<Arc<dyn Device>> = vec![Arc::new(CpuDevice::new(pool.clone()))];
+        all.extend(self.devices.unwrap_or_else(accelerators));
+        if all.len() > MAX_DEVICES {
+            let why = format!("{} devices; the limit is {MAX_DEVICES}", all.len());
+            return Err(Error::Size { what: "runtime".into(), why });
+        }
+        let depth = if self.mode == Mode::Priority { DEPTH_PRIORITY } else { DEPTH_THROUGHPUT };
+        let pinned = all.iter().find(|d| d.info().kind == Kind::Cuda).cloned();
+        let devices = all
+            .into_iter()
+            .enumerate()
+            .map(|(i, d)| DeviceHandle::new(i, d, depth))
+            .collect::<forebay_hal::Result<Vec<_>>>()?;
+        let strengths = devices.iter().map(|d| d.device.info().strength).collect();
+        // A worker issues one invocation at a time to an accelerator; `depth` bounds what runs behind it.
+        let slots = devices.iter().map(|d| if d.is_host() { pool.workers() } else { 1 }).collect();
+        Ok(Runtime(Arc::new(RuntimeInner {
+            dispatcher: Dispatcher::new(self.mode, strengths, slots),
+            devices,
+            pool,
+            mode: self.mode,
+            pinned,
+            epoch: Instant::now(),
+        })))
+    }
+}
+
+/// What a runtime uses when nothing is said: all CUDA devices, or else OpenCL devices that are no CPUs.
+fn accelerators() -> Vec<Arc<dyn Device>> {
+    let (cuda, _) = forebay_hal::discover(&[Kind::Cuda]);
+    if !cuda.is_empty() {
+        return cuda;
+    }
+    let (cl, _) = forebay_hal::discover(&[Kind::OpenCl]);
+    cl.into_iter().filter(|d| !d.info().is_cpu).collect()
+}
+
+impl Runtime {
+    /// A runtime with the accelerators of this machine and the process's workers.
+    ///
+    /// # Errors
+    /// As [`RuntimeBuilder::build`].
+    pub fn new() -> Result<Self> {
+        Self::builder().build()
+    }
+
+    /// Settings for another one.
+    pub fn builder() -> RuntimeBuilder {
+        RuntimeBuilder::default()
+    }
+
+    /// Name and kind of each device, by number.
+    pub fn devices(&self) -> Vec<(String, Kind)> {
+        self.0.devices.iter().map(|d| (d.device.info().name.clone(), d.kind())).collect()
+    }
+
+    /// Bytes copied to and from each device so far, by number.
+    pub fn copied(&self) -> Vec<u64> {
+        self.0.devices.iter().map(|d| d.copied.load(std::sync::atomic::Ordering::Relaxed)).collect()
+    }
+
+    /// Number of workers.
+    pub fn workers(&self) -> usize {
+        self.0.pool.workers()
+    }
+
+    /// Checks a graph, compiles its kernels and starts it.
+    ///
+    /// # Errors
+    /// Those of [`Graph::check`]; a task without an implementation for these devices; kernels that do not compile.
+    pub fn start(&self, graph: Graph) -> Result<Running> {
+        self.start_with(graph, false)
+    }
+
+    /// As [`Runtime::start`], recording a [`super::Span`] per invocation.
+    ///
+    /// # Errors
+    /// As [`Runtime::start`].
+    pub fn start_traced(&self, graph: Graph) -> Result<Running> {
+        self.start_with(graph, true)
+    }
+
+    fn start_with(&self, graph: Graph, trace: bool) -> Result<Running> {
+        graph.check()?;
+        let rt = &self.0;
+        let Graph { name, tasks, channels, into, out_of, .. } = graph;
+        let mut nodes = Vec::with_capacity(tasks.len());
+        let mut templates = Vec::with_capacity(tasks.len());
+        for ((index, task), (ins, outs)) in tasks.into_iter().enumerate().zip(into.iter().zip(&out_of)) {
+            templates.push(task.outputs.iter().map(|p| p.template).collect::<Vec<Template>>());
+            nodes.push(self.node(index as u32, task, ins, outs)?);
+        }
+        let channels = channels
+            .into_iter()
+            .map(|c| {
+                let end = |e: End| match e {
+                    End::Task { task, .. } => EndRef::Node(task),
+                    End::Host => EndRef::Host,
+                };
+                let feed = c.from == End::Host;
+                Chan {
+                    ring: Ring::new(c.capacity),
+                    from: end(c.from),
+                    to: end(c.to),
+                    predicate: c.predicate,
+                    latched: UnsafeCell::new(false),
+                    template: c.template,
+                    host: (feed || c.to == End::Host).then(HostEnd::new),
+                    pool: feed.then(|| PoolRef(Pool::new(c.template, rt.pinned.clone()))),
+                    passed: AtomicU64::new(0),
+                }
+            })
+            .collect();
+        let core = Arc::new(Core {
+            name,
+            nodes: nodes.into_boxed_slice(),
+            channels,
+            runtime: rt.clone(),
+            stopping: AtomicBool::new(true),
+            state: Mutex::new((GraphState::Stopped, None)),
+            nice: AtomicI32::new(super::running::current_nice()),
+            trace: trace.then(Trace::default),
+        });
+        core.nodes.iter().for_each(|n| n.bind(&core));
+        let running = Running::new(core, templates);
+        running.run()?;
+        Ok(running)
+    }
+
+    fn node(&self, index: u32, task: Task, ins: &[Option<u32>], outs: &[Vec<u32>]) -> Result<Node> {
+        let rt = &self.0;
+        let geometry = task.geometry.unwrap_or_else(|| task.inferred_geometry());
+        let has = task.impls.iter().map(Impl::describe).collect::<Vec<_>>().join(", ");
+        let inputs: Box<[In]> = task
+            .inputs
+            .iter()
+            .enumerate()
+            .map(|(i, p)| {
+                let initializer = || {
+                    let found = task.inputs.iter().position(|o| o.kind == PortKind::Initializer && o.target == Some(i));
+                    found.map(|j| j as u32)
+                };
+                use crate::graph::task::MetaUse;
+                let kind = match p.kind {
+                    PortKind::Input => InKind::Plain { initializer: initializer() },
+                    PortKind::Sticky => InKind::Sticky,
+                    PortKind::Initializer => InKind::Initializer,
+                    PortKind::Meta => InKind::Meta {
+                        geometry: p.meta == MetaUse::Geometry,
+                        iterations: p.meta == MetaUse::Iterations,
+                        size_of: if let MetaUse::SizeOf(o) = p.meta { Some(o as u32) } else { None },
+                    },
+                };
+                In { channel: ins[i].unwrap_or(u32::MAX), kind }
+            })
+            .collect();
+        let outputs: Box<[Out]> = task
+            .outputs
+            .iter()
+            .zip(outs)
+            .map(|(p, channels)| Out {
+                channels: channels.clone().into_boxed_slice(),
+                pool: PoolRef(Pool::new(p.template, rt.pinned.clone())),
+                from_input: p.from_input.map(|i| i as u32),
+            })
+            .collect();
+        let mut kernels: Vec<(Kind, Vec<Launch>)> = Vec::new();
+        let mut host = None;
+        let Task { name, inputs: in_ports, outputs: out_ports, scratch, impls, priority, iterations, .. } = task;
+        for i in impls {
+            match i {
+                Impl::Host(f) => host = Some(f),
+                Impl::Kernels(kind, launches) => kernels.push((kind, launches)),
+            }
+        }
+        let mut imps = Vec::new();
+        for d in &rt.devices {
+            let wanted = kernels.iter().find(|(k, _)| *k == d.kind());
+            match (wanted, d.is_host()) {
+                (None, true) => imps.extend(host.take().map(|f| (d.index, Imp::Host(f)))),
+                (None, false) => {}
+                (Some((_, launches)), _) => {
+                    let resolve = |a: &Arg| resolve_arg(a, &in_ports, &out_ports, &scratch);
+                    let mut compiled = Vec::new();
+                    for l in launches {
+                        if l.args.len() > MAX_ARGS {
+                            let why = format!("kernel {:?} has more than {MAX_ARGS} arguments", l.entry);
+                            return Err(Error::Task { task: name, why });
+                        }
+                        let failed = |e: forebay_hal::Error| Error::Task { task: name.clone(), why: e.to_string() };
+                        compiled.push(KLaunch {
+                            kernel: d.device.compile(&l.source, &l.entry).map_err(failed)?,
+                            args: l.args.iter().map(resolve).collect::<Option<Box<[KArg]>>>().ok_or_else(|| {
+                                Error::Task { task: name.clone(), why: format!("arguments of {:?}", l.entry) }
+                            })?,
+                            geometry: l.geometry,
+                        });
+                    }
+                    let (mut reads, mut writes) = (0u64, 0u64);
+                    for a in compiled.iter().flat_map(|l| l.args.iter()) {
+                        match a {
+                            KArg::In(i) => reads |= 1 << i,
+                            KArg::Out(o) => writes |= 1 << o,
+                            _ => {}
+                        }
+                    }
+                    let scratch = scratch.iter().map(|(_, bytes)| d.device.alloc(*bytes)).collect::<Result<_, _>>()?;
+                    imps.push((d.index, Imp::Kernels { launches: compiled.into(), scratch, reads, writes }));
+                }
+            }
+        }
+        if imps.is_empty() {
+            let devices = rt.devices.iter().map(|d| d.kind().to_string()).collect::<Vec<_>>().join(", ");
+            return Err(Error::NoImplementation { task: name, devices, has });
+        }
+        let cpu_only = imps.iter().all(|(d, _)| *d == 0);
+        let managed = !(cpu_only && matches!(rt.mode, Mode::FirstAvailable | Mode::DataAware));
+        let names = |all: Vec<&str>| all.into_iter().map(Arc::from).collect::<Box<[Arc<str>]>>();
+        Ok(Node::new(
+            name,
+            index,
+            inputs,
+            outputs,
+            names(in_ports.iter().map(|p| p.name.as_str()).collect()),
+            names(out_ports.iter().map(|p| p.name.as_str()).collect()),
+            imps,
+            managed,
+            geometry,
+            priority,
+            iterations.unwrap_or(0),
+        ))
+    }
+}
+
+fn resolve_arg(
+    a: &Arg,
+    inputs: &[crate::graph::task::InPort],
+    outputs: &[crate::graph::task::OutPort],
+    scratch: &[(String, usize)],
+) -> Option<KArg> {
+    let output = |n: &str| outputs.iter().position(|p| p.name == *n).map(|i| i as u32);
+    let input = |n: &str| inputs.iter().position(|p| p.name == *n).map(|i| i as u32);
+    Some(match a {
+        // An in-place input's datablock is at its output.
+        Arg::Port(n) => output(n)
+            .map(KArg::Out)
+            .or_else(|| {
+                let i = input(n)?;
+                let moved = outputs.iter().position(|o| o.from_input == Some(i as usize));
+                Some(moved.map_or(KArg::In(i), |o| KArg::Out(o as u32)))
+            })
+            .or_else(|| scratch.iter().position(|(s, _)| s == n).map(|i| KArg::Scratch(i as u32)))?,
+        Arg::Records(n) => output(n).map(KArg::RecordsOut).or_else(|| input(n).map(KArg::RecordsIn))?,
+        Arg::Meta(n) => {
+            let i = input(n)?;
+            KArg::Meta(i, inputs[i as usize].template.elem)
+        }
+        Arg::Items(d) => KArg::Items(*d),
+        Arg::U32(v) => KArg::U32(*v),
+        Arg::I32(v) => KArg::I32(*v),
+        Arg::F32(v) => KArg::F32(*v),
+    })
+}

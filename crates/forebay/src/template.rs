@@ -1,0 +1,236 @@
+//! Templates: what a datablock holds (PTask section 4.1).
+
+use crate::error::{Error, Result};
+
+/// Element type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Elem {
+    /// Unsigned byte.
+    U8,
+    /// Unsigned 16-bit integer.
+    U16,
+    /// Signed 16-bit integer.
+    I16,
+    /// Unsigned 32-bit integer.
+    U32,
+    /// Signed 32-bit integer.
+    I32,
+    /// Unsigned 64-bit integer.
+    U64,
+    /// 32-bit float.
+    F32,
+    /// 64-bit float.
+    F64,
+    /// A record of that many bytes.
+    Record(u32),
+}
+
+impl Elem {
+    /// Size in bytes.
+    pub const fn size(self) -> usize {
+        match self {
+            Elem::U8 => 1,
+            Elem::U16 | Elem::I16 => 2,
+            Elem::U32 | Elem::I32 | Elem::F32 => 4,
+            Elem::U64 | Elem::F64 => 8,
+            Elem::Record(n) => n as usize,
+        }
+    }
+
+    /// Name in messages and graph files.
+    pub fn name(self) -> String {
+        match self {
+            Elem::Record(n) => format!("record{n}"),
+            other => format!("{other:?}").to_lowercase(),
+        }
+    }
+
+    /// The type of that name.
+    pub fn parse(s: &str) -> Option<Elem> {
+        use Elem::*;
+        [U8, U16, I16, U32, I32, U64, F32, F64]
+            .into_iter()
+            .find(|e| e.name() == s)
+            .or_else(|| s.strip_prefix("record").and_then(|n| n.parse().ok()).filter(|&n| n > 0).map(Record))
+    }
+}
+
+/// A Rust type that can be an element.
+pub trait Element: bytemuck::Pod {
+    /// Its element type.
+    const ELEM: Elem;
+}
+
+macro_rules! elements {
+    ($($t:ty => $e:ident),*) => { $(impl Element for $t { const ELEM: Elem = Elem::$e; })* };
+}
+elements!(u8 => U8, u16 => U16, i16 => I16, u32 => U32, i32 => I32, u64 => U64, f32 => F32, f64 => F64);
+
+/// How the elements are arranged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Layout {
+    /// An array of fixed dimensions.
+    Array,
+    /// At most so many elements; each datablock says how many it has.
+    Records,
+    /// At most so many bytes, without structure.
+    Bytes,
+}
+
+/// The type of a port's datablocks: element, arrangement, dimensions, stride.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Template {
+    /// Element type.
+    pub elem: Elem,
+    /// Arrangement.
+    pub layout: Layout,
+    /// Elements in x, y, z; for records and bytes x is the largest number.
+    pub dims: [usize; 3],
+    /// Bytes from one row to the next; 0 for rows without gaps.
+    pub stride: usize,
+}
+
+impl Template {
+    /// Largest datablock: 64 GiB.
+    pub const MAX_BYTES: usize = 1 << 36;
+
+    /// An array of up to three dimensions: `Template::array::<f32>([640, 480])`.
+    pub fn array<T: Element>(dims: impl AsRef<[usize]>) -> Self {
+        Self::array_of(T::ELEM, dims)
+    }
+
+    /// As [`Template::array`], with the element type as a value. Dimensions past the third make it invalid.
+    pub fn array_of(elem: Elem, dims: impl AsRef<[usize]>) -> Self {
+        let d = dims.as_ref();
+        let at = |i: usize| d.get(i).copied().unwrap_or(1);
+        let z = if d.len() > 3 { usize::MAX } else { at(2) };
+        Template { elem, layout: Layout::Array, dims: [at(0), at(1), z], stride: 0 }
+    }
+
+    /// One element: a scalar.
+    pub fn scalar<T: Element>() -> Self {
+        Self::array::<T>([1])
+    }
+
+    /// At most `max` elements.
+    pub fn records<T: Element>(max: usize) -> Self {
+        Self::records_of(T::ELEM, max)
+    }
+
+    /// As [`Template::records`], with the element type as a value.
+    pub fn records_of(elem: Elem, max: usize) -> Self {
+        Template { elem, layout: Layout::Records, dims: [max, 1, 1], stride: 0 }
+    }
+
+    /// At most `max` bytes.
+    pub fn raw(max: usize) -> Self {
+        Template { elem: Elem::U8, layout: Layout::Bytes, dims: [max, 1, 1], stride: 0 }
+    }
+
+    /// The same with rows `stride` bytes apart.
+    pub fn with_stride(mut self, stride: usize) -> Self {
+        self.stride = stride;
+        self
+    }
+
+    /// Bytes from one row to the next.
+    pub fn row_bytes(&self) -> usize {
+        if self.stride != 0 { self.stride } else { self.dims[0].saturating_mul(self.elem.size()) }
+    }
+
+    /// Bytes of a datablock of the largest size; saturates, and [`Template::validate`] refuses what saturates.
+    pub fn bytes(&self) -> usize {
+        self.row_bytes().saturating_mul(self.dims[1]).saturating_mul(self.dims[2])
+    }
+
+    /// Elements of a datablock of the largest size.
+    pub fn elements(&self) -> usize {
+        self.dims.iter().fold(1usize, |a, &b| a.saturating_mul(b))
+    }
+
+    /// Checks the sizes.
+    ///
+    /// # Errors
+    /// [`Error::Size`] for a zero dimension, a stride shorter than a row or not a multiple of the element, or more than
+    /// [`Template::MAX_BYTES`].
+    pub fn validate(&self, what: &str) -> Result<()> {
+        let bad = |why: String| Err(Error::Size { what: what.into(), why });
+        if self.dims.contains(&0) || self.elem.size() == 0 {
+            return bad(format!("a dimension of {self} is zero"));
+        }
+        if self.stride != 0
+            && (self.stride < self.dims[0].saturating_mul(self.elem.size()) || self.stride % self.elem.size() != 0)
+        {
+            return bad(format!("stride {} does not hold a row of {self}", self.stride));
+        }
+        if self.bytes() > Self::MAX_BYTES {
+            return bad(format!("{self} is larger than {} B", Self::MAX_BYTES));
+        }
+        Ok(())
+    }
+
+    /// Why a port of template `to` cannot take what `self` gives, if it cannot: equal elements, layout, dimensions and
+    /// strides are needed; records and bytes may be shorter.
+    pub fn differs(&self, to: &Template) -> Option<String> {
+        if self.elem != to.elem {
+            return Some(format!("elements differ: {} and {}", self.elem.name(), to.elem.name()));
+        }
+        if self.layout != to.layout {
+            return Some(format!("layouts differ: {:?} and {:?}", self.layout, to.layout));
+        }
+        if self.layout == Layout::Array {
+            if self.dims != to.dims {
+                return Some(format!("dimensions differ: {:?} and {:?}", self.dims, to.dims));
+            }
+            if self.row_bytes() != to.row_bytes() {
+                return Some(format!("strides differ: {} and {}", self.row_bytes(), to.row_bytes()));
+            }
+        } else if self.dims[0] > to.dims[0] {
+            return Some(format!("up to {} do not fit into {}", self.dims[0], to.dims[0]));
+        }
+        None
+    }
+}
+
+impl std::fmt::Display for Template {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let e = self.elem.name();
+        let [x, y, z] = self.dims;
+        match self.layout {
+            Layout::Array if z != 1 => write!(f, "{e}[{x}×{y}×{z}]")?,
+            Layout::Array if y != 1 => write!(f, "{e}[{x}×{y}]")?,
+            Layout::Array => write!(f, "{e}[{x}]")?,
+            Layout::Records => write!(f, "≤{x} {e}")?,
+            Layout::Bytes => write!(f, "≤{x} bytes")?,
+        }
+        if self.stride != 0 { write!(f, " stride {}", self.stride) } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_that_overflow_or_vanish_are_refused() {
+        for t in [
+            Template::array::<f64>([usize::MAX, 2]),
+            Template::array::<u8>([0]),
+            Template::array::<u8>([1, 1, 1, 1]),
+            Template::raw(Template::MAX_BYTES + 1),
+            Template::array::<f32>([10, 10]).with_stride(39),
+            Template::array::<f32>([10, 10]).with_stride(42),
+        ] {
+            assert!(t.validate("test").is_err(), "{t}");
+        }
+        assert!(Template::array::<f32>([10, 10]).with_stride(64).validate("test").is_ok());
+    }
+
+    #[test]
+    fn names_come_back() {
+        for e in [Elem::U8, Elem::F64, Elem::Record(12)] {
+            assert_eq!(Elem::parse(&e.name()), Some(e));
+        }
+        assert_eq!(Elem::parse("record0"), None);
+    }
+}

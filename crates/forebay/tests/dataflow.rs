@@ -1,0 +1,590 @@
+//! What the dataflow model promises, each notion once.
+
+use std::time::{Duration, Instant};
+
+use forebay::hal::sim::{Model, SimDevice};
+use forebay::{
+    Arg, Datablock, Drain, Error, Feed, Geometry, Graph, GraphState, Kind, Launch, Mode, Predicate, Running, Runtime,
+    Signals, Source, Task, Template,
+};
+use std::sync::Arc;
+
+fn word() -> Template {
+    Template::scalar::<u64>()
+}
+
+fn add(name: &str, n: u64) -> Task {
+    Task::new(name).inout("x", word()).host(move |inv| {
+        inv.output::<u64>(0)?[0] += n;
+        Ok(())
+    })
+}
+
+fn push(run: &Running, feed: Feed, v: u64) {
+    let mut b = run.acquire(feed).unwrap();
+    b.assign(&[v]).unwrap();
+    run.push(feed, b).unwrap();
+}
+
+fn pull(run: &Running, drain: Drain) -> u64 {
+    run.pull_timeout(drain, Duration::from_secs(20)).unwrap().as_slice::<u64>().unwrap()[0]
+}
+
+fn runtimes() -> Vec<Runtime> {
+    Mode::ALL.into_iter().map(|m| Runtime::builder().cpu_only().mode(m).workers(2).build().unwrap()).collect()
+}
+
+fn chain(n: usize) -> (Graph, Feed, Drain) {
+    let mut g = Graph::new("chain");
+    let ids: Vec<_> = (0..n).map(|i| g.add(add(&format!("t{i}"), 1)).unwrap()).collect();
+    ids.windows(2).for_each(|w| g.connect((w[0], "x"), (w[1], "x")).unwrap());
+    let feed = g.feed((ids[0], "x"), 4).unwrap();
+    let drain = g.drain((ids[n - 1], "x"), 4).unwrap();
+    (g, feed, drain)
+}
+
+#[test]
+fn a_chain_keeps_order_in_every_mode() {
+    for rt in runtimes() {
+        let (g, feed, drain) = chain(20);
+        let run = rt.start(g).unwrap();
+        std::thread::scope(|s| {
+            s.spawn(|| (0..2000).for_each(|v| push(&run, feed, v)));
+            (0..2000).for_each(|v| assert_eq!(pull(&run, drain), v + 20));
+        });
+    }
+}
+
+#[test]
+fn fan_out_shares_and_fan_in_waits_for_all() {
+    for rt in runtimes() {
+        let mut g = Graph::new("diamond");
+        let src = g.add(add("src", 0)).unwrap();
+        let t = Template::array::<u64>([1]);
+        let mut join = Task::new("join").output("sum", word());
+        for i in 0..8 {
+            join = join.input(&format!("i{i}"), t);
+        }
+        let join = g
+            .add(join.host(|inv| {
+                let sum = (0..8).map(|i| inv.value::<u64>(i)).sum::<Result<u64, _>>()?;
+                inv.output::<u64>("sum")?[0] = sum;
+                Ok(())
+            }))
+            .unwrap();
+        for i in 0..8u64 {
+            // In place behind a fan-out: each gets a copy of its own, or the sums would be wrong.
+            let a = g.add(add(&format!("a{i}"), i)).unwrap();
+            g.connect((src, "x"), (a, "x")).unwrap();
+            g.connect((a, "x"), (join, &format!("i{i}"))).unwrap();
+        }
+        let feed = g.feed((src, "x"), 2).unwrap();
+        let drain = g.drain((join, "sum"), 2).unwrap();
+        let run = rt.start(g).unwrap();
+        for v in 0..500 {
+            push(&run, feed, v);
+            assert_eq!(pull(&run, drain), 8 * v + 28);
+        }
+    }
+}
+
+#[test]
+fn sticky_ports_keep_their_block_until_replaced() {
+    let rt = Runtime::builder().cpu_only().build().unwrap();
+    let mut g = Graph::new("sticky");
+    let t = g
+        .add(Task::new("scale").input("x", word()).sticky("factor", word()).output("y", word()).host(|inv| {
+            let v = inv.value::<u64>("x")? * inv.value::<u64>("factor")?;
+            inv.output::<u64>("y")?[0] = v;
+            Ok(())
+        }))
+        .unwrap();
+    let (x, f, y) = (g.feed((t, "x"), 1).unwrap(), g.feed((t, "factor"), 1).unwrap(), g.drain((t, "y"), 1).unwrap());
+    let run = rt.start(g).unwrap();
+    push(&run, x, 1);
+    assert!(matches!(run.pull_timeout(y, Duration::from_millis(30)), Err(Error::WouldBlock { .. })));
+    push(&run, f, 10);
+    assert_eq!(pull(&run, y), 10);
+    push(&run, x, 2);
+    assert_eq!(pull(&run, y), 20);
+    push(&run, f, 7);
+    push(&run, x, 3);
+    assert_eq!(pull(&run, y), 21);
+}
+
+#[test]
+fn meta_ports_size_outputs_and_set_the_iteration_space() {
+    let rt = Runtime::builder().cpu_only().build().unwrap();
+    let mut g = Graph::new("meta");
+    let t = g
+        .add(
+            Task::new("iota")
+                .output("out", Template::records::<u32>(100))
+                .meta_size("count", "out")
+                .meta_geometry("space")
+                .host(|inv| {
+                    let (n, g) = (inv.out("out")?.records(), inv.geometry());
+                    let out = inv.output::<u32>("out")?;
+                    out[..n].iter_mut().enumerate().for_each(|(i, v)| *v = (i + g.items[0] * 1000) as u32);
+                    Ok(())
+                }),
+        )
+        .unwrap();
+    let sum = g
+        .add(Task::new("sum").input("in", Template::records::<u32>(200)).output("sum", word()).host(|inv| {
+            let v = inv.input::<u32>("in")?;
+            inv.output::<u64>("sum")?[0] = v.iter().map(|&v| u64::from(v)).sum::<u64>() * 1000 + v.len() as u64;
+            Ok(())
+        }))
+        .unwrap();
+    g.connect((t, "out"), (sum, "in")).unwrap();
+    let (count, space) = (g.feed((t, "count"), 1).unwrap(), g.feed((t, "space"), 1).unwrap());
+    let drain = g.drain((sum, "sum"), 1).unwrap();
+    let run = rt.start(g).unwrap();
+    let three = Template::array::<u64>([3]);
+    for (n, s) in [(0u64, 1u64), (5, 2), (100, 1)] {
+        push(&run, count, n);
+        run.push(space, Datablock::from_slice(three, &[s, 1, 1]).unwrap()).unwrap();
+        let want = (n * s * 1000 + (0..n).sum::<u64>()) * 1000 + n;
+        assert_eq!(pull(&run, drain), want);
+    }
+    push(&run, count, 101);
+    run.push(space, Datablock::from_slice(three, &[1u64, 1, 1]).unwrap()).unwrap();
+    let e = run.pull(drain).unwrap_err().to_string();
+    assert!(e.contains("iota") && e.contains("101"), "{e}");
+    assert_eq!(run.state(), GraphState::Failed);
+}
+
+/// A loop that doubles a value n times: way back and exit are two channels of one port with opposite predicates.
+fn looped(meta: bool) -> (Graph, Feed, Option<Feed>, Drain) {
+    let mut g = Graph::new("loop");
+    let mut t = Task::new("step").input("x", word()).initializer("x0", "x").in_place("x", "y");
+    t = if meta { t.meta_iterations("n") } else { t.iterations(5) };
+    let t = g
+        .add(t.host(|inv| {
+            inv.output::<u64>("y")?[0] *= 2;
+            Ok(())
+        }))
+        .unwrap();
+    g.connect_with((t, "y"), (t, "x"), 1, Predicate::Unless(Signals::END_ITERATION)).unwrap();
+    let out = g.drain_with((t, "y"), 1, Predicate::Only(Signals::END_ITERATION)).unwrap();
+    let n = meta.then(|| g.feed((t, "n"), 1).unwrap());
+    let x0 = g.feed((t, "x0"), 2).unwrap();
+    (g, x0, n, out)
+}
+
+#[test]
+fn bounded_iteration_works_without_unrolling() {
+    let rt = Runtime::builder().cpu_only().build().unwrap();
+    let (g, x0, _, out) = looped(false);
+    let run = rt.start(g).unwrap();
+    for v in 1..50 {
+        push(&run, x0, v);
+        assert_eq!(pull(&run, out), v * 32);
+    }
+    let (g, x0, n, out) = looped(true);
+    let run = rt.start(g).unwrap();
+    for v in 1..20 {
+        push(&run, n.unwrap(), v);
+        push(&run, x0, 3);
+        assert_eq!(pull(&run, out), 3 << v);
+    }
+}
+
+#[test]
+fn latching_predicates_open_and_close_on_stream_marks() {
+    let rt = Runtime::builder().cpu_only().build().unwrap();
+    let mut g = Graph::new("gates");
+    let t = g.add(add("t", 0)).unwrap();
+    let feed = g.feed((t, "x"), 8).unwrap();
+    let from = g.drain_with((t, "x"), 8, Predicate::OpenFrom(Signals::BEGIN_STREAM)).unwrap();
+    let until = g.drain_with((t, "x"), 8, Predicate::CloseAfter(Signals::END_STREAM)).unwrap();
+    let run = rt.start(g).unwrap();
+    let marks = [Signals::NONE, Signals::BEGIN_STREAM, Signals::NONE, Signals::END_STREAM, Signals::NONE];
+    for (v, s) in marks.into_iter().enumerate() {
+        let b = Datablock::scalar(v as u64).unwrap().with_signals(s);
+        run.push(feed, b).unwrap();
+    }
+    assert_eq!((0..4).map(|_| pull(&run, from)).collect::<Vec<_>>(), [1, 2, 3, 4]);
+    assert_eq!((0..4).map(|_| pull(&run, until)).collect::<Vec<_>>(), [0, 1, 2, 3]);
+    assert!(run.try_pull(until).is_err());
+}
+
+#[test]
+fn backpressure_reaches_the_source_and_every_form_of_push_reports_it() {
+    let rt = Runtime::builder().cpu_only().build().unwrap();
+    let (g, feed, drain) = chain(3);
+    let run = rt.start(g).unwrap();
+    let mut pushed = 0u64;
+    let until = Instant::now() + Duration::from_secs(20);
+    let mut idle = 0;
+    while idle < 20 && Instant::now() < until {
+        match run.try_push(feed, Datablock::scalar(pushed).unwrap()) {
+            Ok(()) => {
+                pushed += 1;
+                idle = 0;
+            }
+            Err((b, Error::WouldBlock { .. })) => {
+                assert_eq!(b.as_slice::<u64>().unwrap(), [pushed]);
+                idle += 1;
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            Err((_, e)) => panic!("{e}"),
+        }
+    }
+    // 4 in each of 4 channels, and one finished invocation held by each of 3 tasks.
+    assert_eq!(pushed, 19);
+    let e = run.push_timeout(feed, Datablock::scalar(0u64).unwrap(), Duration::from_millis(10)).unwrap_err();
+    assert!(e.to_string().contains("t0.x"), "{e}");
+    (0..pushed).for_each(|v| assert_eq!(pull(&run, drain), v + 3));
+    assert!(matches!(run.try_pull(drain), Err(Error::WouldBlock { .. })));
+}
+
+fn block_on<T>(f: impl Future<Output = T>) -> T {
+    struct Unpark(std::thread::Thread);
+    impl std::task::Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Arc::new(Unpark(std::thread::current())).into();
+    let mut f = std::pin::pin!(f);
+    loop {
+        match f.as_mut().poll(&mut std::task::Context::from_waker(&waker)) {
+            std::task::Poll::Ready(v) => return v,
+            std::task::Poll::Pending => std::thread::park_timeout(Duration::from_secs(10)),
+        }
+    }
+}
+
+#[test]
+fn push_and_pull_work_as_futures() {
+    let rt = Runtime::builder().cpu_only().build().unwrap();
+    let (g, feed, drain) = chain(2);
+    let run = rt.start(g).unwrap();
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            block_on(async {
+                for v in 0..300u64 {
+                    run.push_async(feed, Datablock::scalar(v).unwrap()).await.unwrap();
+                }
+            });
+        });
+        block_on(async {
+            for v in 0..300u64 {
+                assert_eq!(run.pull_async(drain).await.unwrap().as_slice::<u64>().unwrap(), [v + 2]);
+            }
+        });
+    });
+}
+
+#[test]
+fn stop_run_reset_and_teardown() {
+    for rt in runtimes() {
+        let (g, feed, drain) = chain(3);
+        let run = rt.start(g).unwrap();
+        push(&run, feed, 1);
+        assert_eq!(pull(&run, drain), 4);
+        run.stop().unwrap();
+        assert_eq!(run.state(), GraphState::Stopped);
+        let e = run.push(feed, Datablock::scalar(1u64).unwrap()).unwrap_err();
+        assert!(e.to_string().contains("stopped"), "{e}");
+        run.run().unwrap();
+        push(&run, feed, 10);
+        push(&run, feed, 20);
+        run.reset().unwrap();
+        run.run().unwrap();
+        push(&run, feed, 30);
+        assert_eq!(pull(&run, drain), 33);
+        let held = {
+            push(&run, feed, 5);
+            run.pull(drain).unwrap()
+        };
+        run.teardown();
+        assert_eq!(held.as_slice::<u64>().unwrap(), [8]);
+    }
+}
+
+#[test]
+fn a_blocked_pull_ends_when_the_graph_stops() {
+    let rt = Runtime::builder().cpu_only().build().unwrap();
+    let (g, _, drain) = chain(2);
+    let run = rt.start(g).unwrap();
+    std::thread::scope(|s| {
+        let h = s.spawn(|| run.pull(drain).unwrap_err().to_string());
+        std::thread::sleep(Duration::from_millis(30));
+        run.stop().unwrap();
+        assert!(h.join().unwrap().contains("stopped"));
+    });
+}
+
+#[test]
+fn a_failure_ends_its_graph_alone_and_reset_revives_it() {
+    for rt in runtimes() {
+        let mut g = Graph::new("bad");
+        let t = g
+            .add(Task::new("checker").inout("x", word()).host(|inv| match inv.output::<u64>("x")?[0] {
+                3 => Err("three is refused".into()),
+                4 => panic!("four panics"),
+                _ => Ok(()),
+            }))
+            .unwrap();
+        let (feed, drain) = (g.feed((t, "x"), 4).unwrap(), g.drain((t, "x"), 4).unwrap());
+        let bad = rt.start(g).unwrap();
+        let (g, gf, gd) = chain(2);
+        let good = rt.start(g).unwrap();
+        for (v, why) in [(3, "three is refused"), (4, "four panics")] {
+            push(&bad, feed, v);
+            let e = bad.pull(drain).unwrap_err().to_string();
+            assert!(e.contains("checker") && e.contains(why), "{e}");
+            assert!(bad.push(feed, Datablock::scalar(0u64).unwrap()).is_err());
+            push(&good, gf, 1);
+            assert_eq!(pull(&good, gd), 3);
+            bad.reset().unwrap();
+            bad.run().unwrap();
+            push(&bad, feed, 1);
+            assert_eq!(pull(&bad, drain), 1);
+        }
+    }
+}
+
+#[test]
+fn a_task_without_inputs_is_a_source_until_it_finishes() {
+    let rt = Runtime::builder().cpu_only().build().unwrap();
+    let mut g = Graph::new("source");
+    let mut n = 0;
+    let t = g
+        .add(Task::new("count").output("n", word()).host(move |inv| {
+            inv.output::<u64>("n")?[0] = n;
+            n += 1;
+            if n == 100 {
+                inv.finish();
+            }
+            Ok(())
+        }))
+        .unwrap();
+    let drain = g.drain((t, "n"), 4).unwrap();
+    let run = rt.start(g).unwrap();
+    for v in 0..100u64 {
+        let b = run.pull(drain).unwrap();
+        assert_eq!(b.as_slice::<u64>().unwrap(), [v]);
+        assert_eq!(b.signals() == Signals::END_STREAM, v == 99);
+    }
+    assert!(run.pull_timeout(drain, Duration::from_millis(20)).is_err());
+}
+
+/// `y = 2x + 1` as a kernel for the CPU's iteration space and the simulator.
+fn affine() -> Source {
+    Source::Cpu(Arc::new(|s| {
+        // SAFETY: each part writes its own elements only.
+        let (x, y) = (s.slice::<u32>(0), unsafe { s.slice_mut::<u32>(1) });
+        s.for_each(|i, _, _| y[i] = 2 * x[i] + 1);
+    }))
+}
+
+const AFFINE: &str = "KERNEL void affine(GLOBAL const uint *x, GLOBAL uint *y, uint n) {
+  uint i = gid_x();
+  if (i < n) y[i] = 2u * x[i] + 1u;
+}";
+
+fn affine_task(name: &str, n: usize, kinds: &[Kind]) -> Task {
+    let t = Template::array::<u32>([n]);
+    let mut task = Task::new(name).input("x", t).output("y", t);
+    for &kind in kinds {
+        let source = match kind {
+            Kind::Cpu | Kind::Sim => affine(),
+            _ => Source::Portable(AFFINE.into()),
+        };
+        task = task.kernels(kind, [Launch::new(source, "affine", [Arg::port("x"), Arg::port("y"), Arg::Items(0)])]);
+    }
+    task
+}
+
+#[test]
+fn data_moves_between_devices_only_when_it_must() {
+    let sims: Vec<SimDevice> =
+        (0..2).map(|i| SimDevice::new(Model { name: format!("sim{i}"), ..Model::default() })).collect();
+    let n = 1000;
+    let rt = Runtime::builder().devices(vec![Arc::new(sims[0].clone())]).build().unwrap();
+    let mut g = Graph::new("stay");
+    let ids: Vec<_> = (0..5).map(|i| g.add(affine_task(&format!("t{i}"), n, &[Kind::Sim])).unwrap()).collect();
+    ids.windows(2).for_each(|w| g.connect((w[0], "y"), (w[1], "x")).unwrap());
+    let (feed, drain) = (g.feed((ids[0], "x"), 2).unwrap(), g.drain((ids[4], "y"), 2).unwrap());
+    let run = rt.start(g).unwrap();
+    let t = Template::array::<u32>([n]);
+    run.push(feed, Datablock::from_slice(t, &vec![1u32; n]).unwrap()).unwrap();
+    let out = run.pull(drain).unwrap();
+    assert_eq!(out.as_slice::<u32>().unwrap(), vec![63u32; n]);
+    // One copy in, one copy out; nothing between the five tasks.
+    assert_eq!(rt.copied()[1], 2 * 4 * n as u64);
+    assert_eq!(sims[0].launches(), 5);
+}
+
+#[test]
+fn every_kind_of_device_gives_the_same_result() {
+    let n = 3000;
+    let t = Template::array::<u32>([n]);
+    let data: Vec<u32> = (0..n as u32).collect();
+    let want: Vec<u32> = data.iter().map(|v| 2 * (2 * v + 1) + 1).collect();
+    for kind in Kind::ALL {
+        let rt = match Runtime::builder().only(kind) {
+            Ok(b) => b.build().unwrap(),
+            Err(e) => {
+                eprintln!("skipped: {e}");
+                continue;
+            }
+        };
+        let mut g = Graph::new("same");
+        let a = g.add(affine_task("a", n, &[kind])).unwrap();
+        // The second task in the middle runs on the CPU: down and up again.
+        let b = g.add(affine_task("b", n, &[Kind::Cpu])).unwrap();
+        g.connect((a, "y"), (b, "x")).unwrap();
+        let (feed, drain) = (g.feed((a, "x"), 2).unwrap(), g.drain((b, "y"), 2).unwrap());
+        let run = rt.start(g).unwrap();
+        for _ in 0..20 {
+            run.push(feed, Datablock::from_slice(t, &data).unwrap()).unwrap();
+            assert_eq!(run.pull(drain).unwrap().as_slice::<u32>().unwrap(), want, "{kind}");
+        }
+    }
+}
+
+#[test]
+fn two_devices_share_the_work_in_every_mode() {
+    for mode in Mode::ALL {
+        let sims: Vec<SimDevice> =
+            (0..2).map(|i| SimDevice::new(Model { name: format!("sim{i}"), ..Model::default() })).collect();
+        let rt = Runtime::builder()
+            .devices(sims.iter().map(|s| Arc::new(s.clone()) as _).collect())
+            .mode(mode)
+            .workers(3)
+            .build()
+            .unwrap();
+        let n = 500;
+        let t = Template::array::<u32>([n]);
+        let mut g = Graph::new("wide");
+        let tasks: Vec<_> = (0..6)
+            .map(|i| {
+                let a = g.add(affine_task(&format!("a{i}"), n, &[Kind::Sim])).unwrap();
+                let b = g.add(affine_task(&format!("b{i}"), n, &[Kind::Sim])).unwrap();
+                g.connect((a, "y"), (b, "x")).unwrap();
+                (g.feed((a, "x"), 4).unwrap(), g.drain((b, "y"), 4).unwrap())
+            })
+            .collect();
+        let run = rt.start(g).unwrap();
+        for round in 0..50u32 {
+            for (i, (f, _)) in tasks.iter().enumerate() {
+                run.push(*f, Datablock::from_slice(t, &vec![round + i as u32; n]).unwrap()).unwrap();
+            }
+            for (i, (_, d)) in tasks.iter().enumerate() {
+                assert_eq!(
+                    run.pull(*d).unwrap().as_slice::<u32>().unwrap()[n - 1],
+                    4 * (round + i as u32) + 3,
+                    "{mode}"
+                );
+            }
+        }
+        assert_eq!(sims[0].launches() + sims[1].launches(), 600, "{mode}");
+    }
+}
+
+#[test]
+fn a_device_that_faults_or_disappears_fails_its_graph_and_no_other() {
+    let faulty = SimDevice::new(Model { name: "faulty".into(), fault_at: 3, ..Model::default() });
+    let rt = Runtime::builder().devices(vec![Arc::new(faulty.clone())]).build().unwrap();
+    let n = 100;
+    let t = Template::array::<u32>([n]);
+    let mut g = Graph::new("gpu");
+    let a = g.add(affine_task("a", n, &[Kind::Sim])).unwrap();
+    let (feed, drain) = (g.feed((a, "x"), 1).unwrap(), g.drain((a, "y"), 1).unwrap());
+    let gpu = rt.start(g).unwrap();
+    let (g, cf, cd) = chain(2);
+    let cpu = rt.start(g).unwrap();
+    for i in 1..=3 {
+        let pushed = gpu.push(feed, Datablock::from_slice(t, &vec![0u32; n]).unwrap());
+        let r = pushed.and_then(|()| gpu.pull(drain)).and_then(|b| b.as_slice::<u32>().map(|_| ()));
+        assert_eq!(r.is_ok(), i < 3);
+        if let Err(e) = r {
+            let e = e.to_string();
+            assert!(e.contains("\"a\"") && e.contains("faulty") && e.contains("lost"), "{e}");
+        }
+    }
+    push(&cpu, cf, 1);
+    assert_eq!(pull(&cpu, cd), 3);
+}
+
+#[test]
+fn out_of_device_memory_is_a_clear_error_and_memory_comes_back() {
+    let small = SimDevice::new(Model { name: "small".into(), memory_bytes: 4096, ..Model::default() });
+    let rt = Runtime::builder().devices(vec![Arc::new(small.clone())]).build().unwrap();
+    let n = 600;
+    let t = Template::array::<u32>([n]);
+    let mut g = Graph::new("gpu");
+    let a = g.add(affine_task("a", n, &[Kind::Sim])).unwrap();
+    let (feed, drain) = (g.feed((a, "x"), 1).unwrap(), g.drain((a, "y"), 1).unwrap());
+    let run = rt.start(g).unwrap();
+    run.push(feed, Datablock::from_slice(t, &vec![0u32; n]).unwrap()).unwrap();
+    let e = run.pull(drain).unwrap_err().to_string();
+    assert!(e.contains("requested 2400") && e.contains("limit 4096"), "{e}");
+    drop(run);
+    use forebay::hal::Device;
+    assert_eq!(small.allocated(), 0);
+}
+
+#[test]
+fn geometry_and_priority_can_be_changed_while_running() {
+    let rt = Runtime::builder().cpu_only().mode(Mode::Priority).build().unwrap();
+    let mut g = Graph::new("set");
+    let t = g
+        .add(Task::new("t").input("x", word()).output("items", word()).host(|inv| {
+            let n = inv.geometry().count() as u64;
+            inv.output::<u64>("items")?[0] = n;
+            Ok(())
+        }))
+        .unwrap();
+    let (feed, drain) = (g.feed((t, "x"), 1).unwrap(), g.drain((t, "items"), 1).unwrap());
+    let run = rt.start(g).unwrap();
+    let mut ask = || {
+        push(&run, feed, 0);
+        pull(&run, drain)
+    };
+    assert_eq!(ask(), 1);
+    run.set_geometry(t, Some(Geometry::new(10, 20, 3))).unwrap();
+    assert_eq!(ask(), 600);
+    run.set_geometry(t, None).unwrap();
+    assert_eq!(ask(), 1);
+    run.set_priority(t, 5).unwrap();
+    assert!(run.set_geometry(t, Some(Geometry::new(0, 1, 1))).is_err());
+}
+
+#[test]
+fn an_idle_runtime_uses_no_cpu() {
+    let rt = Runtime::builder().cpu_only().workers(4).build().unwrap();
+    let (g, feed, drain) = chain(3);
+    let run = rt.start(g).unwrap();
+    push(&run, feed, 1);
+    pull(&run, drain);
+    std::thread::sleep(Duration::from_millis(50));
+    // Measured in a child process, where no other test runs.
+    if std::env::var_os("FOREBAY_IDLE_CHILD").is_some() {
+        let cpu = || -> u64 {
+            let s = std::fs::read_to_string("/proc/self/schedstat").unwrap_or_default();
+            let mut all = s.split(' ').next().and_then(|v| v.parse::<u64>().ok()).unwrap_or(0);
+            for t in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
+                let stat = std::fs::read_to_string(t.path().join("schedstat")).unwrap_or_default();
+                all += stat.split(' ').next().and_then(|v| v.parse::<u64>().ok()).unwrap_or(0);
+            }
+            all
+        };
+        let before = cpu();
+        std::thread::sleep(Duration::from_millis(400));
+        let used = cpu() - before;
+        assert!(used < 4_000_000, "{used} ns of CPU in 400 ms of idleness");
+        return;
+    }
+    let status = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "an_idle_runtime_uses_no_cpu", "--test-threads=1"])
+        .env("FOREBAY_IDLE_CHILD", "1")
+        .status()
+        .unwrap();
+    assert!(status.success());
+}
