@@ -1,12 +1,13 @@
 //! The one pool of worker threads that runs everything on the CPU.
 //!
-//! A job is a function and a pointer, 16 bytes; the pool neither owns nor frees what the pointer means. Each worker has
+//! A job is a function, a pointer and an estimate; the pool neither owns nor frees what the pointer means. Each worker has
 //! a slot for the job that it made last (run next, its data is hot), a bounded queue of its own from which others steal,
 //! and a shared overflow queue. [`Pool::parallel_for`] splits a loop: the caller works too, and idle workers join.
 //!
 //! Sleeping follows one rule. A worker announces that it sleeps (RMW on `sleepers`), looks everywhere once more, then
-//! parks. Whoever makes work visible fences, then reads `sleepers`. One of the two sees the other, so no job waits for
-//! a worker that sleeps, and an idle pool uses no CPU.
+//! parks. Whoever makes work visible fences, then reads `sleepers`. One of the two sees the other, and an idle pool uses
+//! no CPU. A worker that queues jobs for itself wakes a sleeper only when the jobs, by their estimates, outweigh a
+//! wake-up; before it runs a long job, or blocks ([`about_to_block`]), it makes up for that.
 
 use std::cell::{Cell, UnsafeCell};
 use std::collections::VecDeque;
@@ -23,8 +24,14 @@ const LOCAL_QUEUE: usize = 256;
 const SLOT_BURST: u32 = 16;
 /// Searches without success before a worker sleeps: about 20 µs, the order of one futex wake-up.
 const SPIN_ROUNDS: u32 = 200;
+/// Queued work, in estimated ns, that is worth waking a sleeper for: a futex wake-up costs the waker 2 to 5 µs and the
+/// woken 5 to 45 (measured), so below this the worker is done sooner alone.
+const WAKE_NS: u32 = 10_000;
 /// Most workers in a pool.
 pub(super) const MAX_WORKERS: usize = 256;
+
+/// Estimate of a job that nothing is known about: long.
+pub const UNKNOWN_NS: u32 = u32::MAX;
 
 /// A piece of work: `run(data, worker)` is called exactly once, on some worker.
 #[derive(Clone, Copy)]
@@ -33,6 +40,8 @@ pub struct Job {
     pub run: unsafe fn(*const (), &Worker),
     /// Its argument. Whoever submits the job keeps it valid until `run` has been called.
     pub data: *const (),
+    /// How long it takes, roughly, ns; [`UNKNOWN_NS`] if unknown. Decides only whether a sleeper is woken for it.
+    pub cost_ns: u32,
 }
 
 // SAFETY: a job is only a pair of addresses; that `data` may be used from another thread is the submitter's contract.
@@ -64,9 +73,23 @@ pub struct Worker {
     pub index: usize,
     slot: Cell<Option<Job>>,
     queue: UnsafeCell<st3::fifo::Worker<Job>>,
-    /// Jobs were queued since sleepers were last looked at.
-    unsignalled: Cell<bool>,
+    /// Estimated ns of jobs queued since sleepers were last looked at.
+    unsignalled: Cell<u32>,
     shared: Arc<Shared>,
+}
+
+thread_local! {
+    /// The worker that this thread is, if it is one.
+    static CURRENT: Cell<*const Worker> = const { Cell::new(std::ptr::null()) };
+}
+
+/// Called before a thread sleeps for somebody else's work: if it is a worker, others get what it has queued.
+pub fn about_to_block() {
+    let worker = CURRENT.get();
+    // SAFETY: set by the worker's own thread, and cleared there before the worker goes.
+    if let Some(w) = unsafe { worker.as_ref() } {
+        w.yield_slot();
+    }
 }
 
 impl Pool {
@@ -94,7 +117,7 @@ impl Pool {
                     index,
                     slot: Cell::new(None),
                     queue: UnsafeCell::new(queue),
-                    unsignalled: Cell::new(false),
+                    unsignalled: Cell::new(0),
                     shared,
                 };
                 worker.main();
@@ -247,31 +270,33 @@ impl Worker {
         if let Err(job) = unsafe { &*self.queue.get() }.push(job) {
             self.shared.push_overflow(job);
         }
-        self.unsignalled.set(true);
+        self.unsignalled.set(self.unsignalled.get().saturating_add(job.cost_ns.max(1)));
     }
 
-    /// Makes sleeping workers notice what was queued; called by the worker between jobs, and by long jobs before their
-    /// long part. One fence for all jobs queued since.
+    /// Wakes a sleeper if what was queued here since the last look, and the `ahead_ns` that this worker will be busy
+    /// with first, outweigh a wake-up.
     #[inline]
-    pub fn signal(&self) {
-        if self.unsignalled.replace(false) {
+    fn signal(&self, ahead_ns: u32) {
+        let queued = self.unsignalled.get();
+        if queued != 0 && queued.saturating_add(ahead_ns) > WAKE_NS {
+            self.unsignalled.set(0);
             self.shared.signal();
         }
     }
 
     /// As [`Pool::parallel_for`].
     pub fn parallel_for(&self, n: usize, grain: usize, f: &(dyn Fn(usize, usize) + Sync)) {
-        self.signal();
+        self.signal(UNKNOWN_NS);
         self.shared.parallel_for(n, grain, f);
     }
 
-    /// Runs what was handed over in the slot to others: call before blocking inside a job.
+    /// Lets others take everything that this worker has queued: call before blocking inside a job.
     pub fn yield_slot(&self) {
         if let Some(job) = self.slot.take() {
             // SAFETY: the job came in under the contract of `submit`.
             unsafe { self.submit_back(job) };
         }
-        self.signal();
+        self.signal(UNKNOWN_NS);
     }
 
     fn own(&self) -> Option<Job> {
@@ -295,36 +320,51 @@ impl Worker {
     }
 
     fn main(&self) {
+        CURRENT.set(std::ptr::from_ref(self));
         let mut burst = 0;
         loop {
-            while burst < SLOT_BURST {
-                let Some(job) = self.slot.take() else { break };
-                burst += 1;
-                self.signal();
-                // SAFETY: the submitter keeps `data` valid until this call.
-                unsafe { (job.run)(job.data, self) };
-            }
-            burst = 0;
-            if let Some(job) = self.slot.take() {
-                // SAFETY: came in under the contract of `submit`.
-                unsafe { self.submit_back(job) };
-            }
-            self.signal();
-            match self.own().or_else(|| self.find()) {
-                // SAFETY: the submitter keeps `data` valid until this call.
-                Some(job) => unsafe { (job.run)(job.data, self) },
-                None => return,
-            }
+            let slot = self.slot.take();
+            let job = match slot {
+                Some(job) if burst < SLOT_BURST => {
+                    burst += 1;
+                    job
+                }
+                // The queues' turn; with nothing in them the slot goes on.
+                Some(made_last) => {
+                    burst = 0;
+                    match self.own().or_else(|| self.shared.pop_overflow()) {
+                        Some(other) => {
+                            // SAFETY: came in under the contract of `submit`.
+                            unsafe { self.submit_back(made_last) };
+                            other
+                        }
+                        None => made_last,
+                    }
+                }
+                None => {
+                    burst = 0;
+                    match self.own().or_else(|| self.find()) {
+                        Some(job) => job,
+                        None => break,
+                    }
+                }
+            };
+            self.signal(job.cost_ns);
+            // SAFETY: the submitter keeps `data` valid until this call.
+            unsafe { (job.run)(job.data, self) };
         }
+        CURRENT.set(std::ptr::null());
     }
 
     /// Searches, helps with loops, sleeps; returns a job, or none when the pool stops.
     fn find(&self) -> Option<Job> {
         let s = &*self.shared;
         loop {
-            s.searching.fetch_add(1, Ordering::SeqCst);
+            // At most half of the workers search at a time: work then tends to stay on the cores where its data is.
+            let most = (s.stealers.len() / 2).max(1);
+            let rounds = if s.searching.fetch_add(1, Ordering::SeqCst) < most { SPIN_ROUNDS } else { 1 };
             let mut found = None;
-            for round in 0..SPIN_ROUNDS {
+            for round in 0..rounds {
                 if s.stop.load(Ordering::Relaxed) {
                     s.searching.fetch_sub(1, Ordering::SeqCst);
                     return None;
@@ -390,7 +430,7 @@ mod tests {
             c.done.store(true, Ordering::Release);
         } else {
             // SAFETY: as above.
-            unsafe { w.submit(Job { run: step, data }) };
+            unsafe { w.submit(Job { run: step, data, cost_ns: 100 }) };
         }
     }
 
@@ -401,7 +441,7 @@ mod tests {
             (1..50).map(|n| Chain { left: AtomicUsize::new(n * 7), done: AtomicBool::new(false) }).collect();
         for c in &chains {
             // SAFETY: `chains` outlives the wait below.
-            unsafe { pool.submit(Job { run: step, data: std::ptr::from_ref(c).cast() }) };
+            unsafe { pool.submit(Job { run: step, data: std::ptr::from_ref(c).cast(), cost_ns: UNKNOWN_NS }) };
         }
         let until = Instant::now() + Duration::from_secs(20);
         while !chains.iter().all(|c| c.done.load(Ordering::Acquire)) {

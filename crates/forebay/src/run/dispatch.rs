@@ -5,7 +5,7 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 
-use forebay_hal::cpu::{Job, Worker};
+use forebay_hal::cpu::{Job, UNKNOWN_NS, Worker};
 use forebay_policy::{DeviceSet, Mode, Ready, ReadyQueue, Stats, priority};
 
 use super::exec;
@@ -83,7 +83,9 @@ impl Dispatcher {
             let w = &node.stats.avg_wait;
             w.store(priority::decay(w.load(Ordering::Relaxed), pick.waited_ns), Ordering::Relaxed);
             // SAFETY: ownership goes with the job.
-            unsafe { worker.submit_back(Job { run: run_picked, data: std::ptr::from_ref(node).cast() }) };
+            unsafe {
+                worker.submit_back(Job { run: run_picked, data: std::ptr::from_ref(node).cast(), cost_ns: UNKNOWN_NS })
+            };
         }
     }
 

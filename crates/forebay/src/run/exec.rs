@@ -18,7 +18,7 @@ pub(crate) const MAX_ARGS: usize = 48;
 
 /// The job that looks at `node`.
 pub(crate) fn job(node: &Node) -> Job {
-    Job { run: run_node, data: std::ptr::from_ref(node).cast() }
+    Job { run: run_node, data: std::ptr::from_ref(node).cast(), cost_ns: node.stats.cost_ns.load(Ordering::Relaxed) }
 }
 
 /// # Safety
@@ -59,15 +59,28 @@ pub(crate) fn own(node: &Node, worker: &Worker) {
     }
 }
 
-/// Whether every input is occupied.
+/// Whether every input is occupied; if not, the task is marked as waiting for one that is not.
 #[inline]
 fn ready(core: &Core, node: &Node, own: &Own) -> bool {
-    let filled = |c: u32| !core.channels[c as usize].ring.is_empty();
+    if own.finished {
+        return false;
+    }
+    let filled = |c: u32| {
+        let c = &core.channels[c as usize];
+        if c.ring.is_empty() {
+            if !node.watches {
+                return false;
+            }
+            c.empty.set();
+        }
+        !c.ring.is_empty()
+    };
+    // From the last to the first: blocks tend to arrive in the order of declaration, so the last is worth waiting for.
     if node.plain {
-        return node.inputs.iter().all(|i| filled(i.channel)) && !own.finished;
+        return node.inputs.iter().rev().all(|i| filled(i.channel));
     }
     let start = own.at_start();
-    node.inputs.iter().enumerate().all(|(at, i)| match i.kind {
+    node.inputs.iter().enumerate().rev().all(|(at, i)| match i.kind {
         InKind::Plain { initializer: Some(init) } if start => filled(node.inputs[init as usize].channel),
         InKind::Plain { .. } => filled(i.channel),
         InKind::Sticky => own.ins[at].is_some() || filled(i.channel),
@@ -77,36 +90,44 @@ fn ready(core: &Core, node: &Node, own: &Own) -> bool {
     })
 }
 
-/// Tells a channel's other side that it changed.
+/// Tells a channel's consumer that there is a block; true when the caller has become the owner of that node.
 #[inline]
-fn notify(core: &Core, c: &Chan, end: EndRef, worker: &Worker, next: bool) {
-    match end {
-        EndRef::Node(n) => {
-            let node = &core.nodes[n as usize];
-            if node.notify.notify() {
-                // SAFETY: this thread has just become the owner and hands the node to the job.
-                unsafe { if next { worker.submit(job(node)) } else { worker.submit_back(job(node)) } }
-            }
-        }
-        EndRef::Host => {
-            if let Some(h) = &c.host {
-                h.wake();
-            }
-        }
-    }
+pub(crate) fn wakes_consumer(c: &Chan, consumer: &Node) -> bool {
+    (!consumer.watches || c.empty.take()) && consumer.notify.notify()
+}
+
+/// Tells a channel's producer that there is room; true when the caller has become the owner of that node.
+#[inline]
+pub(crate) fn wakes_producer(c: &Chan, producer: &Node) -> bool {
+    c.no_room.take() && producer.notify.notify()
 }
 
 fn pop(core: &Core, channel: u32, worker: &Worker) -> Option<Datablock> {
     let c = &core.channels[channel as usize];
     let p = c.ring.pop()?;
-    notify(core, c, c.from, worker, false);
+    match c.from {
+        EndRef::Node(n) => {
+            let producer = &core.nodes[n as usize];
+            if wakes_producer(c, producer) {
+                // SAFETY: this thread has just become the owner and hands the node to the job.
+                unsafe { worker.submit_back(job(producer)) };
+            }
+        }
+        EndRef::Host => c.host.iter().for_each(|h| h.wake()),
+    }
     // SAFETY: the ring holds handles given by `into_raw`.
     Some(unsafe { Datablock::from_raw(p) })
 }
 
 /// Passes finished outputs on if every channel has room; otherwise the task stays Completed.
 fn deliver(core: &Core, node: &Node, own: &mut Own, worker: &Worker) -> bool {
-    let room = |c: &u32| core.channels[*c as usize].ring.has_room();
+    let room = |c: &u32| {
+        let c = &core.channels[*c as usize];
+        if !c.ring.has_room() {
+            c.no_room.set();
+        }
+        c.ring.has_room()
+    };
     if !node.outputs.iter().all(|o| o.channels.iter().all(room)) {
         own.holding = true;
         node.stats.state.store(3, Ordering::Relaxed);
@@ -132,7 +153,16 @@ fn deliver(core: &Core, node: &Node, own: &mut Own, worker: &Worker) -> bool {
                 continue;
             }
             c.passed.store(c.passed.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-            notify(core, c, c.to, worker, true);
+            match c.to {
+                EndRef::Node(n) => {
+                    let consumer = &core.nodes[n as usize];
+                    if wakes_consumer(c, consumer) {
+                        // SAFETY: as in `pop`.
+                        unsafe { worker.submit(job(consumer)) };
+                    }
+                }
+                EndRef::Host => c.host.iter().for_each(|h| h.wake()),
+            }
         }
     }
     own.holding = false;
@@ -143,10 +173,14 @@ fn deliver(core: &Core, node: &Node, own: &mut Own, worker: &Worker) -> bool {
 /// Runs one invocation of a ready task on device `device` and passes its outputs on; a failure ends the graph.
 pub(crate) fn run(core: &Core, node: &Node, own: &mut Own, device: usize, worker: &Worker) {
     node.stats.state.store(2, Ordering::Relaxed);
-    let begun = core.trace.as_ref().map(|_| core.runtime.now_ns());
+    let begun = (core.trace.is_some() || node.stats.wants_cost()).then(|| core.runtime.now_ns());
     let result = invoke(core, node, own, device, worker);
-    if let (Some(t), Some(begun)) = (&core.trace, begun) {
-        t.record(node.index, device, worker.index, begun, core.runtime.now_ns());
+    if let Some(begun) = begun {
+        let end = core.runtime.now_ns();
+        node.stats.cost(end - begun);
+        if let Some(t) = &core.trace {
+            t.record(node.index, device, worker.index, begun, end);
+        }
     }
     node.stats.count(device);
     match result {

@@ -66,6 +66,7 @@ impl HostEnd {
             }
             std::hint::spin_loop();
         }
+        forebay_hal::cpu::about_to_block();
         let mut s = self.lock();
         loop {
             self.waiting.swap(1, Ordering::AcqRel);

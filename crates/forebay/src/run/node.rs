@@ -2,14 +2,14 @@
 
 use std::cell::UnsafeCell;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_hal::{Buffer, Geometry, Kernel};
 use forebay_policy::DeviceSet;
 
 use super::host::HostEnd;
-use super::notify::Notify;
+use super::notify::{Notify, Waiting};
 use super::ring::Ring;
 use super::running::GraphState;
 use super::runtime::RuntimeInner;
@@ -42,6 +42,9 @@ pub(crate) enum EndRef {
 
 pub(crate) struct Chan {
     pub(crate) ring: Ring<Inner>,
+    /// The consumer waits for a block / the producer for room (notify.rs).
+    pub(crate) empty: Waiting,
+    pub(crate) no_room: Waiting,
     pub(crate) from: EndRef,
     pub(crate) to: EndRef,
     pub(crate) predicate: Predicate,
@@ -158,6 +161,8 @@ pub(crate) struct Node {
     pub(crate) output_names: Box<[Arc<str>]>,
     /// All inputs are plain: readiness is one look at each channel.
     pub(crate) plain: bool,
+    /// Has several inputs, so only the one that it waits for notifies it (notify.rs).
+    pub(crate) watches: bool,
     /// Goes through the ready queue; otherwise it runs where it became ready.
     pub(crate) managed: bool,
     pub(crate) devices: DeviceSet,
@@ -177,7 +182,6 @@ unsafe impl Send for Node {}
 unsafe impl Sync for Node {}
 
 /// Written by the owner, read by anybody.
-#[derive(Default)]
 pub(crate) struct Stats {
     pub(crate) invocations: AtomicU64,
     /// Decayed averages, ns (managed tasks only).
@@ -186,10 +190,45 @@ pub(crate) struct Stats {
     /// Invocations by device number.
     pub(crate) by_device: [AtomicU64; 8],
     /// 0 waiting, 1 queued, 2 executing, 3 completed with outputs that have no room.
-    pub(crate) state: std::sync::atomic::AtomicU8,
+    pub(crate) state: AtomicU8,
+    /// Estimate of an invocation, ns, for the workers' decision to wake others.
+    pub(crate) cost_ns: AtomicU32,
+}
+
+/// One invocation in so many is timed (two clock reads cost about as much as a whole hop of a chain).
+const COST_SAMPLE: u64 = 64;
+/// From here on timing costs nothing by comparison, so every invocation is timed.
+const COST_ALWAYS_NS: u32 = 10_000;
+
+impl Default for Stats {
+    fn default() -> Self {
+        Stats {
+            invocations: AtomicU64::new(0),
+            avg_wait: AtomicU64::new(0),
+            avg_run: AtomicU64::new(0),
+            by_device: Default::default(),
+            state: AtomicU8::new(0),
+            cost_ns: AtomicU32::new(forebay_hal::cpu::UNKNOWN_NS),
+        }
+    }
 }
 
 impl Stats {
+    /// Whether this invocation should be timed.
+    #[inline]
+    pub(crate) fn wants_cost(&self) -> bool {
+        let n = self.invocations.load(Ordering::Relaxed);
+        n % COST_SAMPLE < 2 || self.cost_ns.load(Ordering::Relaxed) > COST_ALWAYS_NS
+    }
+
+    /// Takes a sample into the estimate: upwards at once, downwards by halves.
+    pub(crate) fn cost(&self, ns: u64) {
+        let new = u32::try_from(ns).unwrap_or(u32::MAX - 1);
+        let old = self.cost_ns.load(Ordering::Relaxed);
+        let next = if old == forebay_hal::cpu::UNKNOWN_NS || new > old { new } else { new + (old - new) / 2 };
+        self.cost_ns.store(next, Ordering::Relaxed);
+    }
+
     /// Counts without a read-modify-write: only the owner writes.
     #[inline]
     pub(crate) fn count(&self, device: usize) {
@@ -275,6 +314,7 @@ impl Node {
                 out_buffers: outputs.iter().map(|_| None).collect(),
             }),
             plain: inputs.iter().all(|i| i.kind == InKind::Plain { initializer: None }),
+            watches: inputs.len() > 1,
             inputs,
             outputs,
             input_names,

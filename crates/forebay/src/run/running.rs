@@ -161,7 +161,7 @@ impl Running {
         c.passed.store(c.passed.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         if let EndRef::Node(n) = c.to {
             let node = &self.core.nodes[n as usize];
-            if node.notify.notify() {
+            if exec::wakes_consumer(c, node) {
                 // SAFETY: the notification made us the owner, and the graph lives while a task is owned. The end's lock
                 // is held, so teardown, which closes ends first, cannot be past its wait.
                 unsafe { self.core.runtime.pool.submit(exec::job(node)) };
@@ -174,7 +174,7 @@ impl Running {
         if let Some(p) = c.ring.pop() {
             if let EndRef::Node(n) = c.from {
                 let node = &self.core.nodes[n as usize];
-                if !closed && node.notify.notify() {
+                if !closed && exec::wakes_producer(c, node) {
                     // SAFETY: as in `attempt_push`.
                     unsafe { self.core.runtime.pool.submit(exec::job(node)) };
                 }

@@ -14,6 +14,7 @@ use super::dispatch::Dispatcher;
 use super::exec::MAX_ARGS;
 use super::host::HostEnd;
 use super::node::{Chan, Core, EndRef, Imp, In, InKind, KArg, KLaunch, Node, Out, PoolRef};
+use super::notify::Waiting;
 use super::ring::Ring;
 use super::running::{GraphState, Running};
 use super::trace::Trace;
@@ -204,6 +205,8 @@ impl Runtime {
                 let feed = c.from == End::Host;
                 Chan {
                     ring: Ring::new(c.capacity),
+                    empty: Waiting::new(),
+                    no_room: Waiting::new(),
                     from: end(c.from),
                     to: end(c.to),
                     predicate: c.predicate,
