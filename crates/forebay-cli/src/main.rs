@@ -1,6 +1,8 @@
 //! The `forebay` command.
 
 mod bench;
+mod demo;
+mod perfetto;
 
 use std::process::ExitCode;
 
@@ -16,6 +18,11 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Run a demonstration
+    Demo {
+        #[command(subcommand)]
+        demo: demo::Demo,
+    },
     /// Measure Forebay against its peers
     Bench {
         #[command(subcommand)]
@@ -25,8 +32,18 @@ enum Command {
     },
 }
 
+/// Prints to standard output; ends the command quietly when nobody reads it any more (`forebay … | head`).
+pub(crate) fn say(text: &str) {
+    use std::io::Write as _;
+    let mut out = std::io::stdout().lock();
+    if writeln!(out, "{text}").and_then(|()| out.flush()).is_err() {
+        std::process::exit(0);
+    }
+}
+
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
+        Command::Demo { demo } => demo::run(&demo),
         Command::Bench { bench, output } => bench::run(&bench, &output),
     };
     match result {

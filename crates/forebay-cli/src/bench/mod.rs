@@ -31,9 +31,9 @@ pub fn run(bench: &Bench, output: &Output) -> Result<(), String> {
         Bench::Dispatch => Report::new("dispatch", dispatch::run().map_err(|e| e.to_string())?),
     };
     if output.json {
-        println!("{}", serde_json::to_string_pretty(&report).map_err(|e| e.to_string())?);
+        crate::say(&serde_json::to_string_pretty(&report).map_err(|e| e.to_string())?);
     } else {
-        println!("{}", report.markdown());
+        crate::say(&report.markdown());
     }
     if let Some(dir) = &output.out {
         let dir = dir.join(Machine::here().folder());

@@ -330,6 +330,12 @@ impl Task {
         self.kernels(Kind::OpenCl, [launch.clone()]).kernels(Kind::Cuda, [launch])
     }
 
+    /// Leaves out the kernels for other kinds of devices; functions on the host stay.
+    pub fn only(mut self, kind: Kind) -> Self {
+        self.impls.retain(|i| !matches!(i, Impl::Kernels(k, _) if *k != kind));
+        self
+    }
+
     /// Iteration space, instead of the one inferred from the first output (or else input) port's template.
     pub fn geometry(mut self, g: Geometry) -> Self {
         self.geometry = Some(g);

@@ -3,11 +3,15 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use forebay_hal::{Device, Fence, Kind, Queue, Result};
 
 /// Invocations that may be in flight on a device when throughput counts.
 pub(crate) const DEPTH_THROUGHPUT: usize = 32;
+/// While the oldest invocation in flight is older than this, no more than two are: what is issued far ahead of slow
+/// kernels gains no throughput and costs latency.
+const MAX_AHEAD: Duration = Duration::from_millis(2);
 /// Invocations in flight when order counts: one running, one ready behind it.
 pub(crate) const DEPTH_PRIORITY: usize = 2;
 
@@ -27,7 +31,7 @@ pub(crate) struct DeviceHandle {
 /// The queue and the fences of the latest invocations; locked while a task is issued.
 pub(crate) struct Issue {
     pub(crate) queue: Box<dyn Queue>,
-    in_flight: VecDeque<Fence>,
+    in_flight: VecDeque<(Fence, Instant)>,
 }
 
 impl DeviceHandle {
@@ -70,13 +74,18 @@ impl Issue {
     /// Ends the issue of one invocation; blocks while more than `depth` are in flight.
     pub(crate) fn invocation_issued(&mut self, depth: usize) -> Result<()> {
         let fence = self.queue.fence()?;
-        if self.in_flight.back() != Some(&fence) {
-            self.in_flight.push_back(fence);
+        let now = Instant::now();
+        if self.in_flight.back().is_none_or(|(f, _)| *f != fence) {
+            self.in_flight.push_back((fence, now));
         }
-        while self.in_flight.len() > depth {
-            if let Some(oldest) = self.in_flight.pop_front() {
+        while let Some(&(oldest, since)) = self.in_flight.front() {
+            let late = self.in_flight.len() > DEPTH_PRIORITY && now.duration_since(since) > MAX_AHEAD;
+            if self.in_flight.len() > depth || late {
                 self.queue.wait(oldest)?;
+            } else if !self.queue.done(oldest)? {
+                break;
             }
+            self.in_flight.pop_front();
         }
         Ok(())
     }

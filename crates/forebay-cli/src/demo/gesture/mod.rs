@@ -1,0 +1,245 @@
+//! `forebay demo gesture`: PTask's own application (section 2.1) on recordings of real stereo cameras.
+
+pub mod cpu;
+pub mod pipeline;
+pub mod recording;
+mod report;
+#[cfg(test)]
+mod tests;
+pub mod track;
+mod uinput;
+
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use forebay::{Feed, Kind, Mode, Running, Runtime};
+
+use pipeline::Shape;
+use recording::Grey;
+use track::Event;
+
+/// Most frames of one run.
+const MAX_FRAMES: u64 = 10_000_000;
+
+/// Options of the demo.
+#[derive(clap::Args)]
+pub struct Options {
+    /// Where the kernels run: cpu, opencl, cuda, or auto for the best there is
+    #[arg(long, default_value = "auto")]
+    pub device: String,
+    /// Frames to replay
+    #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=MAX_FRAMES))]
+    pub frames: u64,
+    /// Frames per second: a number, or "max" for as fast as possible
+    #[arg(long, default_value = "30")]
+    pub rate: String,
+    /// Scheduling mode: first-available, fifo, priority, data-aware
+    #[arg(long, default_value = "data-aware")]
+    pub mode: Mode,
+    /// Room of each channel, datablocks
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub capacity: u16,
+    /// Write a timeline for ui.perfetto.dev
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// Send swipes as key presses through /dev/uinput instead of only printing them
+    #[arg(long)]
+    pub uinput: bool,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// No gestures, no progress line
+    #[arg(long)]
+    pub quiet: bool,
+}
+
+/// What a run measured.
+pub struct Measured {
+    pub frames: u64,
+    pub seconds: f64,
+    pub frame_bytes: usize,
+    /// Push of the second image to arrival of the gestures, ms, per frame.
+    pub latency_ms: Vec<f64>,
+    /// CPU time of the process, s: user, system.
+    pub cpu: (f64, f64),
+    pub gestures: usize,
+    /// Task, and how often it ran on which device.
+    pub placed: Vec<(String, Vec<(String, u64)>)>,
+    /// Bytes copied to and from devices.
+    pub copied: u64,
+}
+
+/// The runtime that `--device` asks for.
+pub fn runtime(device: &str, mode: Mode) -> Result<Runtime, String> {
+    let b = Runtime::builder().mode(mode);
+    let b = match device {
+        "auto" => b,
+        name => b.only(name.parse::<Kind>()?).map_err(|e| e.to_string())?,
+    };
+    b.build().map_err(|e| e.to_string())
+}
+
+/// Runs the demo.
+pub fn run(o: &Options) -> Result<(), String> {
+    let rate = match o.rate.as_str() {
+        "max" => None,
+        r => Some(
+            r.parse::<f64>()
+                .ok()
+                .filter(|r| *r > 0.0 && *r <= 1e6)
+                .ok_or("--rate takes a number above 0 or \"max\"")?,
+        ),
+    };
+    let shape = Shape::of_recording()?;
+    let frames = recording::pairs()?;
+    let rt = runtime(&o.device, o.mode)?;
+    // A device is asked for by name: its kernels run there and nowhere else.
+    let only = match o.device.as_str() {
+        "opencl" => Some(Kind::OpenCl),
+        "cuda" => Some(Kind::Cuda),
+        _ => None,
+    };
+    let mut p = pipeline::build(&shape, usize::from(o.capacity), only).map_err(|e| e.to_string())?;
+    let names: Vec<String> = p.task_names();
+    let graph = std::mem::replace(&mut p.graph, forebay::Graph::new("started"));
+    let run = if o.trace.is_some() { rt.start_traced(graph) } else { rt.start(graph) };
+    let run = run.map_err(|e| e.to_string())?;
+    let mut keys = if o.uinput { Some(uinput::Keys::open()?) } else { None };
+    let progress = progress(o);
+    let measured = replay(
+        &run,
+        &rt,
+        &p,
+        &shape,
+        &frames,
+        o.frames,
+        rate,
+        |event| {
+            if !o.quiet && !o.json {
+                progress.suspend(|| crate::say(&event.json()));
+            }
+            if let Some(k) = &mut keys {
+                k.send(event);
+            }
+        },
+        |n| progress.set_position(n),
+    )
+    .map_err(|e| e.to_string())?;
+    progress.finish_and_clear();
+    if let Some(path) = &o.trace {
+        let (spans, dropped) = run.take_trace();
+        let devices: Vec<String> = rt.devices().into_iter().map(|(n, k)| format!("{k}: {n}")).collect();
+        let bytes = crate::perfetto::timeline(&names, &devices, &spans);
+        std::fs::write(path, bytes).map_err(|e| format!("{}: {e}", path.display()))?;
+        eprintln!("{} spans in {} ({dropped} did not fit); open it in ui.perfetto.dev", spans.len(), path.display());
+    }
+    drop(run);
+    if o.json {
+        crate::say(&report::json(&measured));
+    } else {
+        crate::say(&report::table(&measured, &rt));
+    }
+    Ok(())
+}
+
+fn progress(o: &Options) -> indicatif::ProgressBar {
+    if o.quiet || o.json {
+        return indicatif::ProgressBar::hidden();
+    }
+    let bar = indicatif::ProgressBar::new(o.frames);
+    let style = indicatif::ProgressStyle::with_template("{bar:30} {pos}/{len} frames  {per_sec}  {elapsed}");
+    bar.with_style(style.unwrap_or_else(|_| indicatif::ProgressStyle::default_bar()))
+}
+
+/// CPU time of this process, s: user, system.
+pub fn cpu_time() -> (f64, f64) {
+    let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // Fields 14 and 15, counted behind the parenthesised name.
+    let rest = text.rsplit(") ").next().unwrap_or_default();
+    let f: Vec<f64> = rest.split(' ').skip(11).take(2).filter_map(|v| v.parse().ok()).collect();
+    let hz = rustix::param::clock_ticks_per_second() as f64;
+    (f.first().unwrap_or(&0.0) / hz, f.get(1).unwrap_or(&0.0) / hz)
+}
+
+/// Feeds `count` frames of the recording and collects what comes out.
+#[allow(clippy::too_many_arguments, reason = "one call, each argument another thing")]
+pub fn replay(
+    run: &Running,
+    rt: &Runtime,
+    p: &pipeline::Pipeline,
+    shape: &Shape,
+    frames: &[(Grey, Grey)],
+    count: u64,
+    rate: Option<f64>,
+    mut gesture: impl FnMut(&Event),
+    mut progress: impl FnMut(u64),
+) -> forebay::Result<Measured> {
+    for (feed, block) in &p.constants {
+        run.push(*feed, block.clone())?;
+    }
+    let push = |feed: Feed, image: &Grey| -> forebay::Result<()> {
+        let mut b = run.acquire(feed)?;
+        b.assign(&image.pixels)?;
+        run.push(feed, b)
+    };
+    let (left, right) = (p.left, p.right);
+    // The first frames warm the pools and compile nothing; they are not measured.
+    for i in 0..2 {
+        let (l, r) = &frames[recording::replay(i, frames.len())];
+        push(left, l)?;
+        push(right, r)?;
+        run.pull(p.events)?;
+    }
+    let sent: Mutex<VecDeque<Instant>> = Mutex::new(VecDeque::new());
+    let (begun, cpu) = (Instant::now(), cpu_time());
+    let mut latency_ms = Vec::with_capacity(count as usize);
+    let mut gestures = 0;
+    let pulled = std::thread::scope(|s| -> forebay::Result<()> {
+        let cameras = s.spawn(|| -> forebay::Result<()> {
+            for i in 0..count {
+                if let Some(rate) = rate {
+                    let due = begun + Duration::from_secs_f64(i as f64 / rate);
+                    std::thread::sleep(due.saturating_duration_since(Instant::now()));
+                }
+                let (l, r) = &frames[recording::replay(i + 2, frames.len())];
+                push(left, l)?;
+                sent.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push_back(Instant::now());
+                push(right, r)?;
+            }
+            Ok(())
+        });
+        for i in 0..count {
+            let block = run.pull(p.events)?;
+            let at = sent.lock().unwrap_or_else(std::sync::PoisonError::into_inner).pop_front();
+            latency_ms.extend(at.map(|t| t.elapsed().as_secs_f64() * 1e3));
+            for e in block.as_slice::<Event>()? {
+                gestures += 1;
+                gesture(e);
+            }
+            progress(i + 1);
+        }
+        cameras.join().unwrap_or(Ok(()))
+    });
+    if let Err(e) = pulled {
+        return Err(run.error().unwrap_or(e));
+    }
+    let seconds = begun.elapsed().as_secs_f64();
+    let end = cpu_time();
+    let devices = rt.devices();
+    let placed = run.snapshot().tasks.into_iter().map(|t| {
+        let on = t.by_device.iter().zip(&devices).filter(|(n, _)| **n > 0).map(|(n, (_, k))| (k.to_string(), *n));
+        (t.name, on.collect())
+    });
+    Ok(Measured {
+        frames: count,
+        seconds,
+        frame_bytes: shape.frame_bytes(),
+        latency_ms,
+        cpu: (end.0 - cpu.0, end.1 - cpu.1),
+        gestures,
+        placed: placed.collect(),
+        copied: rt.copied().iter().sum(),
+    })
+}
