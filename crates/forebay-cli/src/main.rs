@@ -2,6 +2,8 @@
 
 mod bench;
 mod demo;
+mod doctor;
+mod graph;
 mod perfetto;
 
 use std::process::ExitCode;
@@ -23,6 +25,13 @@ enum Command {
         #[command(subcommand)]
         demo: demo::Demo,
     },
+    /// Check, run and draw graph files
+    Graph {
+        #[command(subcommand)]
+        graph: graph::GraphCommand,
+    },
+    /// Say which devices are usable here, and why others are not
+    Doctor,
     /// Measure Forebay against its peers
     Bench {
         #[command(subcommand)]
@@ -44,6 +53,8 @@ pub(crate) fn say(text: &str) {
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Demo { demo } => demo::run(&demo),
+        Command::Graph { graph } => graph::run(&graph),
+        Command::Doctor => doctor::run(),
         Command::Bench { bench, output } => bench::run(&bench, &output),
     };
     match result {

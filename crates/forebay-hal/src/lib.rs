@@ -109,7 +109,7 @@ pub trait Device: Send + Sync {
 
     /// Allocates host memory from which this device copies fastest (page-locked where that exists).
     fn alloc_host(&self, bytes: usize) -> Result<Buffer> {
-        Ok(cpu::HostMemory::buffer(bytes)?)
+        cpu::HostMemory::buffer(bytes)
     }
 
     /// Makes `entry` of `source` callable, compiling it at most once per content, device and driver ([`cache`]).
@@ -126,10 +126,13 @@ pub trait Device: Send + Sync {
     fn allocated(&self) -> u64;
 }
 
+/// Kinds of which there is no device, with the reason.
+pub type Missing = Vec<(Kind, Error)>;
+
 /// Every device of the wanted kinds on this machine, the CPU first; what is absent is simply not in the list.
 ///
 /// The second list says why a kind is missing, for `forebay doctor`.
-pub fn discover(kinds: &[Kind]) -> (Vec<Arc<dyn Device>>, Vec<(Kind, Error)>) {
+pub fn discover(kinds: &[Kind]) -> (Vec<Arc<dyn Device>>, Missing) {
     let mut found: Vec<Arc<dyn Device>> = Vec::new();
     let mut missing = Vec::new();
     for &kind in kinds {

@@ -159,7 +159,8 @@ impl Template {
             return bad(format!("a dimension of {self} is zero"));
         }
         if self.stride != 0
-            && (self.stride < self.dims[0].saturating_mul(self.elem.size()) || self.stride % self.elem.size() != 0)
+            && (self.stride < self.dims[0].saturating_mul(self.elem.size())
+                || !self.stride.is_multiple_of(self.elem.size()))
         {
             return bad(format!("stride {} does not hold a row of {self}", self.stride));
         }

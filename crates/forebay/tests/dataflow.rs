@@ -543,7 +543,7 @@ fn geometry_and_priority_can_be_changed_while_running() {
         .unwrap();
     let (feed, drain) = (g.feed((t, "x"), 1).unwrap(), g.drain((t, "items"), 1).unwrap());
     let run = rt.start(g).unwrap();
-    let mut ask = || {
+    let ask = || {
         push(&run, feed, 0);
         pull(&run, drain)
     };

@@ -227,7 +227,7 @@ impl Report {
 /// A figure with three significant digits or so.
 fn number(v: f64) -> String {
     match v.abs() {
-        a if a == 0.0 => "0".into(),
+        0.0 => "0".into(),
         a if a >= 1000.0 => format!("{v:.0}"),
         a if a >= 100.0 => format!("{v:.1}"),
         a if a >= 1.0 => format!("{v:.2}"),

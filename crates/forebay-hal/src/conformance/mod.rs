@@ -349,7 +349,7 @@ fn threads(d: &dyn Device) -> std::result::Result<(), String> {
                 })
             })
             .collect();
-        handles.into_iter().map(|h| h.join().unwrap_or_else(|_| Err("a thread panicked".into()))).collect()
+        handles.into_iter().try_for_each(|h| h.join().unwrap_or_else(|_| Err("a thread panicked".into())))
     })
 }
 

@@ -318,9 +318,9 @@ impl Device for CudaDevice {
         let code = unsafe { (d.cuModuleLoadData)(&mut module, image.as_ptr().cast()) };
         if code != SUCCESS {
             let log = format!("the driver refused the binary: {} ({code})", d.error_name(code));
-            c.check("cuModuleLoadData", code).or_else(|e| match e {
-                Error::Lost { .. } => Err(e),
-                _ => Err(Error::Compile { device: c.name.clone(), entry: entry.into(), log }),
+            c.check("cuModuleLoadData", code).map_err(|e| match e {
+                Error::Lost { .. } => e,
+                _ => Error::Compile { device: c.name.clone(), entry: entry.into(), log },
             })?;
         }
         let name = CString::new(entry).unwrap_or_default();

@@ -153,6 +153,27 @@ impl Datablock {
         Ok(b)
     }
 
+    /// A block with these bytes, whatever its elements; a whole number of them.
+    ///
+    /// # Errors
+    /// [`Error::Block`] when the number of bytes does not fit the template.
+    pub fn from_bytes(template: Template, bytes: &[u8]) -> Result<Self> {
+        let size = template.elem.size().max(1);
+        let array = template.layout == Layout::Array;
+        if bytes.len() > template.bytes()
+            || !bytes.len().is_multiple_of(size)
+            || (array && bytes.len() != template.bytes())
+        {
+            return Err(Error::Block { block: template.to_string(), want: format!("{} B were given", bytes.len()) });
+        }
+        let mut b = Self::zeroed(template)?;
+        if !array {
+            b.set_records(bytes.len() / size)?;
+        }
+        b.host_mut_bytes(false)?[..bytes.len()].copy_from_slice(bytes);
+        Ok(b)
+    }
+
     /// A block with one element.
     ///
     /// # Errors
@@ -269,7 +290,7 @@ impl Datablock {
 
     fn holds<T: bytemuck::Pod>(&self) -> Result<()> {
         let t = self.template();
-        if t.elem.holds::<T>() && t.stride % size_of::<T>() == 0 {
+        if t.elem.holds::<T>() && t.stride.is_multiple_of(size_of::<T>()) {
             return Ok(());
         }
         Err(Error::Block { block: t.to_string(), want: format!("{} is wanted", std::any::type_name::<T>()) })

@@ -1,9 +1,13 @@
 //! Building graphs: tasks, ports, channels, and the checks that need no running.
 
 mod check;
+mod draw;
+mod file;
 
 pub(crate) mod task;
 
+pub use draw::Drawing;
+pub use file::{Library, load, parse};
 pub use task::{Arg, Impl, Invocation, Launch, PortKind, Task, Work};
 
 use crate::block::Signals;
