@@ -1,1 +1,110 @@
-fn main() {}
+//! Development tasks: `cargo xtask bundle`.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+/// Largest bundle, bytes.
+const MAX_BUNDLE: u64 = 60 << 20;
+
+const RUN: &str = r#"#!/bin/sh
+# Runs on a host with a GPU and no toolchain; results go to $OUT (default: ./results).
+# The first failure is reported at the end, so that one broken part does not hide the others.
+cd "$(dirname "$0")" || exit 1
+OUT="${OUT:-$PWD/results}"
+export FOREBAY_COMMIT="@COMMIT@" FOREBAY_CACHE="${FOREBAY_CACHE:-$OUT/cache}"
+mkdir -p "$OUT"
+status=0
+try() { echo "== $*"; "$@" || { echo "FAILED: $*"; status=1; }; }
+try ./forebay doctor
+try ./forebay bench conformance --out "$OUT"
+for test in ./tests/*; do try "$test" --test-threads=2; done
+try ./forebay demo gesture --device cuda --frames 600 --rate max --quiet
+try ./forebay demo gesture --device cuda --frames 150 --quiet --trace "$OUT/gesture.pftrace"
+try ./forebay demo gesture --device cpu --frames 100 --rate max --quiet
+try ./forebay bench ptask --device cuda --full --out "$OUT"
+try ./forebay bench schedulers --out "$OUT"
+try ./forebay bench dispatch --out "$OUT"
+exit $status
+"#;
+
+fn main() -> ExitCode {
+    let task = std::env::args().nth(1);
+    let result = match task.as_deref() {
+        Some("bundle") => bundle(),
+        _ => Err("usage: cargo xtask bundle".into()),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("xtask: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn output(program: &str, args: &[&str]) -> Result<String, String> {
+    let out = Command::new(program).args(args).output().map_err(|e| format!("{program}: {e}"))?;
+    if !out.status.success() {
+        return Err(format!("{program} {}: {}", args.join(" "), String::from_utf8_lossy(&out.stderr)));
+    }
+    Ok(String::from_utf8_lossy(&out.stdout).into_owned())
+}
+
+/// Makes `bundle/`: the command, the test programs, the peers' sources and a `run` script.
+fn bundle() -> Result<(), String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new(".")).to_owned();
+    std::env::set_current_dir(&root).map_err(|e| e.to_string())?;
+    let dir = root.join("bundle");
+    let _ = std::fs::remove_dir_all(&dir);
+    std::fs::create_dir_all(dir.join("tests")).map_err(|e| e.to_string())?;
+    output("cargo", &["build", "--release", "-p", "forebay-cli"])?;
+    copy(&root.join("target/release/forebay"), &dir.join("forebay"))?;
+    // Test programs, as cargo names them in its JSON messages.
+    let args = ["test", "--release", "--no-run", "--message-format=json", "-p", "forebay-hal", "-p", "forebay"];
+    for line in
+        output("cargo", &args)?.lines().filter(|l| l.contains("\"test\":true") || l.contains("\"kind\":[\"test\"]"))
+    {
+        let Some(path) = field(line, "\"executable\":\"") else { continue };
+        let name = Path::new(&path).file_name().unwrap_or_default().to_string_lossy().into_owned();
+        // Examples' tests read a file of the checkout.
+        if !name.starts_with("examples") {
+            copy(Path::new(&path), &dir.join("tests").join(name))?;
+        }
+    }
+    std::fs::create_dir_all(dir.join("peers")).map_err(|e| e.to_string())?;
+    for file in std::fs::read_dir(root.join("benches/peers")).map_err(|e| e.to_string())?.flatten() {
+        copy(&file.path(), &dir.join("peers").join(file.file_name()))?;
+    }
+    let commit = output("git", &["rev-parse", "--short=12", "HEAD"]).unwrap_or_else(|_| "unknown".into());
+    let run = dir.join("run");
+    std::fs::write(&run, RUN.replace("@COMMIT@", commit.trim())).map_err(|e| e.to_string())?;
+    executable(&run)?;
+    let bytes = size(&dir);
+    println!("bundle/: {:.1} MB", bytes as f64 / 1e6);
+    if bytes > MAX_BUNDLE {
+        return Err(format!("larger than {} MB", MAX_BUNDLE >> 20));
+    }
+    Ok(())
+}
+
+fn field(line: &str, key: &str) -> Option<String> {
+    let at = line.find(key)? + key.len();
+    Some(line[at..].split('"').next()?.to_owned())
+}
+
+/// Copies a file; programs are stripped of debug information.
+fn copy(from: &Path, to: &PathBuf) -> Result<(), String> {
+    std::fs::copy(from, to).map_err(|e| format!("{}: {e}", from.display()))?;
+    let _ = Command::new("strip").arg(to).stderr(std::process::Stdio::null()).status();
+    Ok(())
+}
+
+fn executable(path: &Path) -> Result<(), String> {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).map_err(|e| e.to_string())
+}
+
+fn size(dir: &Path) -> u64 {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.map(|e| e.metadata().map_or(0, |m| if m.is_dir() { size(&e.path()) } else { m.len() })).sum()
+}

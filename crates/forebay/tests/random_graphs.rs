@@ -23,7 +23,7 @@ fn nodes() -> impl Strategy<Value = Vec<Node>> {
         raw.into_iter()
             .enumerate()
             .map(|(i, (inputs, in_place, capacity))| Node {
-                inputs: inputs.into_iter().filter_map(|ix| (i > 0).then(|| ix.index(i))).collect(),
+                inputs: inputs.into_iter().filter(|_| i > 0).map(|ix| ix.index(i)).collect(),
                 in_place,
                 capacity,
             })

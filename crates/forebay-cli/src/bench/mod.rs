@@ -1,6 +1,10 @@
 //! `forebay bench`: measurements, each against its peers in the same run.
 
+mod conformance;
 mod dispatch;
+mod ptask;
+mod report;
+mod schedulers;
 pub mod schema;
 
 use std::path::PathBuf;
@@ -12,6 +16,25 @@ use schema::{Machine, Report};
 pub enum Bench {
     /// The runtime's own cost per item, against TBB's flow graph and StarPU
     Dispatch,
+    /// PTask's figure 11: the same operations as dataflow and by hand
+    Ptask {
+        /// Only this kind of device: cpu, opencl, cuda
+        #[arg(long)]
+        device: Option<forebay::Kind>,
+        /// The 1024² sizes too
+        #[arg(long)]
+        full: bool,
+    },
+    /// PTask's figures 12 and 13: competing graphs, and two devices over one
+    Schedulers,
+    /// The conformance suite on every device here
+    Conformance,
+    /// Render all committed results as one page
+    Report {
+        /// Folder with a folder of results per machine
+        #[arg(default_value = "benches/results")]
+        dir: PathBuf,
+    },
 }
 
 /// Where results go.
@@ -27,8 +50,13 @@ pub struct Output {
 
 /// Runs one benchmark.
 pub fn run(bench: &Bench, output: &Output) -> Result<(), String> {
+    let text = |e: forebay::Error| e.to_string();
     let report = match bench {
-        Bench::Dispatch => Report::new("dispatch", dispatch::run().map_err(|e| e.to_string())?),
+        Bench::Report { dir } => return report::render(dir),
+        Bench::Ptask { device, full } => Report::new("ptask", ptask::run(*device, *full).map_err(text)?),
+        Bench::Schedulers => Report::new("schedulers", schedulers::run().map_err(text)?),
+        Bench::Conformance => Report::new("conformance", conformance::run()),
+        Bench::Dispatch => Report::new("dispatch", dispatch::run().map_err(text)?),
     };
     if output.json {
         crate::say(&serde_json::to_string_pretty(&report).map_err(|e| e.to_string())?);

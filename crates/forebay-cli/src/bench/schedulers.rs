@@ -1,0 +1,143 @@
+//! `forebay bench schedulers`: PTask's figures 12 and 13, on simulated devices whose kernels take real time.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay::hal::sim::{Model, SimDevice};
+use forebay::{
+    Arg, Datablock, Drain, Feed, Graph, Kind, Launch, Mode, Result, Running, Runtime, Source, Task, Template,
+};
+
+use super::schema::{Row, median};
+
+const PRIORITIES: [i32; 4] = [2, 4, 6, 8];
+const SECONDS: f64 = 1.0;
+const ITEMS: usize = 256;
+
+fn template() -> Template {
+    Template::array::<u32>([ITEMS])
+}
+
+/// A kernel that occupies its device for `busy` of real time.
+fn kernel(busy: Duration) -> Source {
+    Source::Cpu(Arc::new(move |s| {
+        // SAFETY: each part writes its own elements only.
+        let (x, y) = (s.slice::<u32>(0), unsafe { s.slice_mut::<u32>(1) });
+        s.for_each(|i, _, _| y[i] = x[i].wrapping_add(1));
+        if s.start == 0 {
+            std::thread::sleep(busy);
+        }
+    }))
+}
+
+fn work(name: String, busy: Duration) -> Task {
+    let launch = Launch::new(kernel(busy), "work", [Arg::port("x"), Arg::port("y")]);
+    Task::new(name).input("x", template()).output("y", template()).kernels(Kind::Sim, [launch])
+}
+
+/// Invocations per second of four competing graphs.
+fn compete(mode: Mode) -> Result<Vec<f64>> {
+    let rt = Runtime::builder().devices(vec![Arc::new(SimDevice::new(Model::default()))]).mode(mode).build()?;
+    let mut runs: Vec<(Running, Feed, Drain)> = Vec::new();
+    for p in PRIORITIES {
+        let mut g = Graph::new(format!("priority {p}"));
+        let id = g.add(work("work".into(), Duration::from_micros(200)).priority(p))?;
+        let (f, d) = (g.feed((id, "x"), 4)?, g.drain((id, "y"), 4)?);
+        runs.push((rt.start(g)?, f, d));
+    }
+    let until = Instant::now() + Duration::from_secs_f64(SECONDS);
+    let counts: Vec<u64> = std::thread::scope(|s| {
+        let handles: Vec<_> = runs
+            .iter()
+            .map(|(run, f, d)| {
+                s.spawn(move || {
+                    let mut done = 0u64;
+                    // Four under way at any time, so every graph always wants the device.
+                    for _ in 0..4 {
+                        let _ = run.acquire(*f).and_then(|b| run.push(*f, b));
+                    }
+                    while Instant::now() < until && run.pull(*d).is_ok() {
+                        done += 1;
+                        let _ = run.acquire(*f).and_then(|b| run.push(*f, b));
+                    }
+                    done
+                })
+            })
+            .collect();
+        handles.into_iter().map(|h| h.join().unwrap_or(0)).collect()
+    });
+    Ok(counts.into_iter().map(|c| c as f64 / SECONDS).collect())
+}
+
+/// Items per second of a rectangle of tasks on `devices` devices.
+fn rectangle(mode: Mode, devices: usize, width: usize, depth: usize) -> Result<f64> {
+    let sims =
+        (0..devices).map(|i| Arc::new(SimDevice::new(Model { name: format!("sim{i}"), ..Model::default() })) as _);
+    let rt = Runtime::builder().devices(sims.collect()).mode(mode).workers(4).build()?;
+    let mut g = Graph::new("rectangle");
+    let mut ends = Vec::new();
+    for w in 0..width {
+        let mut last = None;
+        for d in 0..depth {
+            let id = g.add(work(format!("w{w}d{d}"), Duration::from_micros(300)))?;
+            match last {
+                None => ends.push((g.feed((id, "x"), 4)?, None)),
+                Some(prev) => g.connect((prev, "y"), (id, "x"))?,
+            }
+            last = Some(id);
+        }
+        if let (Some(id), Some(e)) = (last, ends.last_mut()) {
+            e.1 = Some(g.drain((id, "y"), 4)?);
+        }
+    }
+    let run = rt.start(g)?;
+    let items = 40;
+    let t = Instant::now();
+    for i in 0..items {
+        for (f, _) in &ends {
+            run.push(*f, Datablock::from_slice(template(), &[i as u32; ITEMS])?)?;
+        }
+        for d in ends.iter().filter_map(|e| e.1) {
+            run.pull(d)?;
+        }
+    }
+    Ok(items as f64 / t.elapsed().as_secs_f64())
+}
+
+/// Runs the benchmark.
+pub fn run() -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    let (fifo, priority) = (compete(Mode::Fifo)?, compete(Mode::Priority)?);
+    for ((p, ours), f) in PRIORITIES.iter().zip(&priority).zip(&fifo) {
+        rows.push(
+            Row::new(format!("figure 13: priority {p}, mode priority"), "invocations/s", Some(*ours))
+                .peer("fifo", Some(*f)),
+        );
+    }
+    let rises = priority.windows(2).all(|w| w[1] > w[0]);
+    let even = fifo.iter().copied().fold(f64::MIN, f64::max) / fifo.iter().copied().fold(f64::MAX, f64::min);
+    rows.push(Row {
+        target: "rises with priority".into(),
+        met: Some(rises),
+        ..Row::new("figure 13: rate under priority", "most / least", Some(priority[3] / priority[0]))
+    });
+    rows.push(Row {
+        target: "≤ 1.25: even under fifo".into(),
+        met: Some(even <= 1.25),
+        ..Row::new("figure 13: rate under fifo", "most / least", Some(even))
+    });
+    for mode in [Mode::FirstAvailable, Mode::Priority, Mode::DataAware] {
+        let mut one = Vec::new();
+        let mut two = Vec::new();
+        for _ in 0..3 {
+            one.push(rectangle(mode, 1, 4, 4)?);
+            two.push(rectangle(mode, 2, 4, 4)?);
+        }
+        let (one, two) = (median(one), median(two));
+        rows.push(Row {
+            ratio: Some(two / one),
+            ..Row::new(format!("figure 12: two devices, {mode}"), "items/s", Some(two)).peer("one device", Some(one))
+        });
+    }
+    Ok(rows)
+}
