@@ -2,6 +2,7 @@
 
 use forebay::{Datablock, Graph, Result, Runtime, Task, Template};
 
+/// Runs the example.
 pub fn main() -> Result<()> {
     let t = Template::array::<f32>([8]);
     let mut g = Graph::new("hello");

@@ -9,6 +9,7 @@ KERNEL void saxpy(GLOBAL const float *x, GLOBAL float *y, float a, uint n) {
   if (i < n) y[i] = a * x[i] + 1.0f;
 }";
 
+/// Runs the example.
 pub fn main() -> Result<()> {
     let n = 100_000;
     let t = Template::array::<f32>([n]);

@@ -2,6 +2,7 @@
 
 use forebay::{Datablock, Graph, Result, Runtime, Task, Template};
 
+/// Runs the example.
 pub fn main() -> Result<()> {
     let (input, kept) = (Template::array::<u32>([100]), Template::records::<u32>(100));
     let mut g = Graph::new("variable length");

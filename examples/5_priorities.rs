@@ -23,6 +23,7 @@ fn graph(name: &str, priority: i32) -> Result<(Graph, Feed, Drain)> {
     Ok((g, feed, drain))
 }
 
+/// Runs the example.
 pub fn main() -> Result<()> {
     let device = Arc::new(SimDevice::new(Model::default()));
     let rt = Runtime::builder().devices(vec![device]).mode(Mode::Priority).build()?;

@@ -5,6 +5,7 @@ use std::path::Path;
 use forebay::graph::{Library, load};
 use forebay::{Datablock, Error, Result, Runtime, Template};
 
+/// Runs the example.
 pub fn main() -> Result<()> {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/6_graph_file.toml");
     let g = load(&file, &Library::standard())?;

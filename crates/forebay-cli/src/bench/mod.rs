@@ -43,7 +43,7 @@ pub struct Output {
     /// Print the result as JSON
     #[arg(long, global = true)]
     json: bool,
-    /// Also write JSON, Markdown and SVG into DIR/<machine>/
+    /// Also write JSON, Markdown and SVG into DIR, in a folder named after the machine
     #[arg(long, global = true, value_name = "DIR")]
     out: Option<PathBuf>,
 }
