@@ -53,6 +53,6 @@ static void stream(int messages) {
 }
 int main(int argc, char **argv) {
     int scale = argc > 1 ? atoi(argv[1]) : 1;
-    chain(1000, 200 * scale); fan_out(64, 3000 * scale); stream(200000 * scale);
+    chain(1000, 1000 * scale); fan_out(64, 15000 * scale); stream(200000 * scale);
     return 0;
 }

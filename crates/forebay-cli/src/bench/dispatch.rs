@@ -184,6 +184,16 @@ fn large() -> Result<(f64, f64)> {
     Ok((ms, (resident() - before).max(0.0)))
 }
 
+/// One case of Forebay alone, ten times as long.
+pub fn profile(case: &str) -> Result<f64> {
+    let rt = Runtime::builder().cpu_only().build()?;
+    match case {
+        "chain" => chain(&rt, 1000, 2000),
+        "fan-out" => fan_out(&rt, 64, 30_000),
+        _ => stream(&rt, 2_000_000),
+    }
+}
+
 /// Runs the benchmark.
 pub fn run() -> Result<Vec<Row>> {
     let rt = Runtime::builder().cpu_only().build()?;
@@ -202,8 +212,8 @@ pub fn run() -> Result<Vec<Row>> {
     // Alternating, so that a slow phase of the machine hits everyone.
     for i in 0..REPEATS {
         eprintln!("dispatch: round {} of {REPEATS}", i + 1);
-        ours.entry("chain").or_default().push(chain(&rt, 1000, 200)?);
-        ours.entry("fan-out").or_default().push(fan_out(&rt, 64, 3000)?);
+        ours.entry("chain").or_default().push(chain(&rt, 1000, 1000)?);
+        ours.entry("fan-out").or_default().push(fan_out(&rt, 64, 15_000)?);
         ours.entry("stream-3").or_default().push(stream(&rt, 200_000)?);
         for (name, program) in &programs {
             let r = peer(program);

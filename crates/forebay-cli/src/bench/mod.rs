@@ -15,7 +15,11 @@ use schema::{Machine, Report};
 #[derive(clap::Subcommand)]
 pub enum Bench {
     /// The runtime's own cost per item, against TBB's flow graph and StarPU
-    Dispatch,
+    Dispatch {
+        /// Only this case, of Forebay only, ten times as long: for a profiler
+        #[arg(long, value_parser = ["chain", "fan-out", "stream-3"])]
+        profile: Option<String>,
+    },
     /// PTask's figure 11: the same operations as dataflow and by hand
     Ptask {
         /// Only this kind of device: cpu, opencl, cuda
@@ -56,7 +60,12 @@ pub fn run(bench: &Bench, output: &Output) -> Result<(), String> {
         Bench::Ptask { device, full } => Report::new("ptask", ptask::run(*device, *full).map_err(text)?),
         Bench::Schedulers => Report::new("schedulers", schedulers::run().map_err(text)?),
         Bench::Conformance => Report::new("conformance", conformance::run()),
-        Bench::Dispatch => Report::new("dispatch", dispatch::run().map_err(text)?),
+        Bench::Dispatch { profile: Some(case) } => {
+            let ns = dispatch::profile(case).map_err(text)?;
+            crate::say(&format!("{case}: {ns:.1} ns per item"));
+            return Ok(());
+        }
+        Bench::Dispatch { profile: None } => Report::new("dispatch", dispatch::run().map_err(text)?),
     };
     if output.json {
         crate::say(&serde_json::to_string_pretty(&report).map_err(|e| e.to_string())?);

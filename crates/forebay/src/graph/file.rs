@@ -62,8 +62,7 @@ impl Library {
             move || -> Work {
                 Box::new(move |inv| {
                     let first = inv.input::<f32>(0)?;
-                    let others =
-                        (1..inv.input_names.len()).map(|i| inv.input::<f32>(i)).collect::<Result<Vec<_>, _>>()?;
+                    let others = (1..inv.inputs.len()).map(|i| inv.input::<f32>(i)).collect::<Result<Vec<_>, _>>()?;
                     for (i, o) in inv.output::<f32>(0)?.iter_mut().enumerate() {
                         let start = first.get(i).copied().unwrap_or(0.0);
                         *o = others.iter().fold(start, |v, x| f(v, x.get(i).copied().unwrap_or(0.0)));

@@ -7,6 +7,7 @@ use forebay_hal::{Geometry, Kind, Source};
 use super::{MAX_PORTS, check_name};
 use crate::block::{Datablock, Signals};
 use crate::error::{Error, Result, TaskError};
+use crate::run::node::Node;
 use crate::template::{Element, Layout, Template};
 
 /// What an input port does with its datablocks.
@@ -454,14 +455,13 @@ impl PortKey for &str {
 
 /// What a task's function sees: this invocation's datablocks.
 pub struct Invocation<'a> {
-    pub(crate) task: &'a str,
-    pub(crate) input_names: &'a [Arc<str>],
-    pub(crate) output_names: &'a [Arc<str>],
+    pub(crate) node: &'a Node,
     pub(crate) inputs: &'a [Option<Datablock>],
     pub(crate) outputs: &'a [Option<Datablock>],
     /// Outputs whose bytes were handed out for writing.
     pub(crate) taken: u64,
-    pub(crate) geometry: Geometry,
+    /// Of this invocation, if it differs from the task's.
+    pub(crate) geometry: Option<Geometry>,
     pub(crate) iteration: u64,
     pub(crate) finish: bool,
     pub(crate) pool: &'a forebay_hal::cpu::Pool,
@@ -469,13 +469,13 @@ pub struct Invocation<'a> {
 
 impl<'a> Invocation<'a> {
     fn missing(&self, what: &str, port: String) -> TaskError {
-        format!("task {:?} has no {what} {port} in this invocation", self.task).into()
+        format!("task {:?} has no {what} {port} in this invocation", self.node.name).into()
     }
 
     /// The datablock at an input port. For initializers and their targets: whichever stands there this time is at the
     /// target. An in-place port's datablock is at the output.
     pub fn block(&self, port: impl PortKey) -> Result<&'a Datablock, TaskError> {
-        let i = port.find(self.input_names).ok_or_else(|| self.missing("input", port.text()))?;
+        let i = port.find(&self.node.input_names).ok_or_else(|| self.missing("input", port.text()))?;
         let inputs: &'a [Option<Datablock>] = self.inputs;
         inputs[i].as_ref().ok_or_else(|| self.missing("input", port.text()))
     }
@@ -495,9 +495,9 @@ impl<'a> Invocation<'a> {
     /// in-place port. Can be taken once per invocation.
     #[inline]
     pub fn output<T: bytemuck::Pod>(&mut self, port: impl PortKey) -> Result<&'a mut [T], TaskError> {
-        let i = port.find(self.output_names).ok_or_else(|| self.missing("output", port.text()))?;
+        let i = port.find(&self.node.output_names).ok_or_else(|| self.missing("output", port.text()))?;
         if self.taken & 1 << i != 0 {
-            return Err(format!("output {} of task {:?} was taken before", port.text(), self.task).into());
+            return Err(format!("output {} of task {:?} was taken before", port.text(), self.node.name).into());
         }
         let outputs: &'a [Option<Datablock>] = self.outputs;
         let b = outputs[i].as_ref().ok_or_else(|| self.missing("output", port.text()))?;
@@ -514,14 +514,14 @@ impl<'a> Invocation<'a> {
 
     /// The datablock at an output port, to set its record count, marks or metadata.
     pub fn out(&self, port: impl PortKey) -> Result<&'a Datablock, TaskError> {
-        let i = port.find(self.output_names).ok_or_else(|| self.missing("output", port.text()))?;
+        let i = port.find(&self.node.output_names).ok_or_else(|| self.missing("output", port.text()))?;
         let outputs: &'a [Option<Datablock>] = self.outputs;
         outputs[i].as_ref().ok_or_else(|| self.missing("output", port.text()))
     }
 
     /// The iteration space.
     pub fn geometry(&self) -> Geometry {
-        self.geometry
+        self.geometry.unwrap_or_else(|| self.node.geometry_now())
     }
 
     /// Number of this invocation in its iteration group, from 0.

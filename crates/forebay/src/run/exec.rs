@@ -7,10 +7,10 @@ use std::sync::atomic::Ordering;
 use forebay_hal::cpu::{Job, Worker, run_kernel};
 use forebay_hal::{Arg as HalArg, Geometry};
 
-use super::node::{Chan, Core, EndRef, Imp, InKind, KArg, Node, Own};
+use super::node::{Chan, Core, EndRef, Imp, InKind, KArg, Link, Node, Out, Own};
 use crate::block::{Datablock, Signals};
 use crate::error::{Error, TaskError};
-use crate::graph::Invocation;
+use crate::graph::{Invocation, Predicate, Work};
 use crate::template::Elem;
 
 /// Most arguments of a kernel (the CUDA backend's limit too).
@@ -37,6 +37,22 @@ pub(crate) fn own(node: &Node, worker: &Worker) {
         if !core.stopping() {
             // SAFETY: this thread owns the node (notify.rs).
             let own = unsafe { &mut *node.own.get() };
+            if let Some(link) = &node.link
+                && !own.holding
+                && !node.stats.wants_cost()
+                && core.trace.is_none()
+            {
+                if run_link(core, node, own, link, worker) {
+                    // SAFETY: the node stays owned until that job runs.
+                    unsafe { worker.submit_back(job(node)) };
+                    return;
+                }
+                match node.notify.release(seen) {
+                    Ok(()) => return,
+                    Err(now) => seen = now,
+                }
+                continue;
+            }
             if (!own.holding || deliver(core, node, own, worker)) && ready(core, node, own) {
                 if node.managed {
                     node.stats.state.store(1, Ordering::Relaxed);
@@ -59,6 +75,65 @@ pub(crate) fn own(node: &Node, worker: &Worker) {
     }
 }
 
+/// The shortest way, for what most tasks are: one input, at most one channel out, a function on the host. Runs one
+/// invocation if there is a block; true when there is another one behind it.
+///
+/// The same as `ready`, `invoke_simple` and `deliver` in one piece: about half the instructions, which is what a hop
+/// through a small task consists of.
+#[inline]
+fn run_link(core: &Core, node: &Node, own: &mut Own, link: &Link, worker: &Worker) -> bool {
+    let from = &core.channels[link.from as usize];
+    let Some(p) = from.ring.pop() else { return false };
+    wake_producer(core, from, worker);
+    // SAFETY: the ring holds handles given by `into_raw`.
+    let block = unsafe { Datablock::from_raw(p) };
+    let signals = block.signals().of_stream();
+    let Some((_, Imp::Host(work))) = own.imps.first_mut() else { return false };
+    let mut input = Some(block);
+    let mut output = None;
+    let mut finished = false;
+    let result = (|| {
+        if let Some(o) = node.outputs.first() {
+            let taken = if o.from_input.is_some() { input.take() } else { None };
+            let keep = taken.is_some();
+            let b = sole(o, taken)?;
+            if b.signals() != signals {
+                b.set_signals(signals);
+            }
+            b.write_host(keep)?;
+            output = Some(b);
+        }
+        let outputs = if node.outputs.is_empty() { &[][..] } else { std::slice::from_ref(&output) };
+        call(core, node, work, std::slice::from_ref(&input), outputs, None, 0, &mut finished)
+    })();
+    drop(input);
+    let n = &node.stats.invocations;
+    n.store(n.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    if let Err(why) = result {
+        fail(core, node, 0, why);
+        return false;
+    }
+    if let Some(block) = output {
+        match link.to.map(|c| &core.channels[c as usize]) {
+            Some(to) if to.predicate == Predicate::Always && to.ring.has_room() => {
+                if let Err(p) = to.ring.push(block.into_raw()) {
+                    // Cannot happen: there was room and this thread is the only producer.
+                    // SAFETY: the ring gave the handle back.
+                    drop(unsafe { Datablock::from_raw(p) });
+                }
+                wake_consumer(core, to, worker);
+            }
+            _ => {
+                own.outs[0] = Some(block);
+                if !deliver(core, node, own, worker) {
+                    return false;
+                }
+            }
+        }
+    }
+    !core.stopping() && !from.ring.is_empty()
+}
+
 /// Whether every input is occupied; if not, the task is marked as waiting for one that is not.
 #[inline]
 fn ready(core: &Core, node: &Node, own: &Own) -> bool {
@@ -66,14 +141,8 @@ fn ready(core: &Core, node: &Node, own: &Own) -> bool {
         return false;
     }
     let filled = |c: u32| {
-        let c = &core.channels[c as usize];
-        if c.ring.is_empty() {
-            if !node.watches {
-                return false;
-            }
-            c.empty.set();
-        }
-        !c.ring.is_empty()
+        let ring = &core.channels[c as usize].ring;
+        !(if node.watches { ring.awaits_entry() } else { ring.is_empty() })
     };
     // From the last to the first: blocks tend to arrive in the order of declaration, so the last is worth waiting for.
     if node.plain {
@@ -93,18 +162,18 @@ fn ready(core: &Core, node: &Node, own: &Own) -> bool {
 /// Tells a channel's consumer that there is a block; true when the caller has become the owner of that node.
 #[inline]
 pub(crate) fn wakes_consumer(c: &Chan, consumer: &Node) -> bool {
-    (!consumer.watches || c.empty.take()) && consumer.notify.notify()
+    (!consumer.watches || c.ring.take_empty()) && consumer.notify.notify()
 }
 
 /// Tells a channel's producer that there is room; true when the caller has become the owner of that node.
 #[inline]
 pub(crate) fn wakes_producer(c: &Chan, producer: &Node) -> bool {
-    c.no_room.take() && producer.notify.notify()
+    c.ring.take_no_room() && producer.notify.notify()
 }
 
-fn pop(core: &Core, channel: u32, worker: &Worker) -> Option<Datablock> {
-    let c = &core.channels[channel as usize];
-    let p = c.ring.pop()?;
+/// Tells a channel's producer, task or program, that there is room.
+#[inline]
+fn wake_producer(core: &Core, c: &Chan, worker: &Worker) {
     match c.from {
         EndRef::Node(n) => {
             let producer = &core.nodes[n as usize];
@@ -115,25 +184,42 @@ fn pop(core: &Core, channel: u32, worker: &Worker) -> Option<Datablock> {
         }
         EndRef::Host => c.host.iter().for_each(|h| h.wake()),
     }
+}
+
+/// Tells a channel's consumer, task or program, that there is a block.
+#[inline]
+fn wake_consumer(core: &Core, c: &Chan, worker: &Worker) {
+    match c.to {
+        EndRef::Node(n) => {
+            let consumer = &core.nodes[n as usize];
+            if wakes_consumer(c, consumer) {
+                // SAFETY: as in `wake_producer`.
+                unsafe { worker.submit(job(consumer)) };
+            }
+        }
+        EndRef::Host => c.host.iter().for_each(|h| h.wake()),
+    }
+}
+
+#[inline]
+fn pop(core: &Core, channel: u32, worker: &Worker) -> Option<Datablock> {
+    let c = &core.channels[channel as usize];
+    let p = c.ring.pop()?;
+    wake_producer(core, c, worker);
     // SAFETY: the ring holds handles given by `into_raw`.
     Some(unsafe { Datablock::from_raw(p) })
 }
 
 /// Passes finished outputs on if every channel has room; otherwise the task stays Completed.
 fn deliver(core: &Core, node: &Node, own: &mut Own, worker: &Worker) -> bool {
-    let room = |c: &u32| {
-        let c = &core.channels[*c as usize];
-        if !c.ring.has_room() {
-            c.no_room.set();
-        }
-        c.ring.has_room()
-    };
-    if !node.outputs.iter().all(|o| o.channels.iter().all(room)) {
+    let room = |c: &u32| !core.channels[*c as usize].ring.awaits_room();
+    let outputs = node.outputs.as_slice();
+    if !outputs.iter().all(|o| o.channels.iter().all(room)) {
         own.holding = true;
         node.stats.state.store(3, Ordering::Relaxed);
         return false;
     }
-    for (o, slot) in node.outputs.iter().zip(&mut own.outs) {
+    for (o, slot) in outputs.iter().zip(own.outs.as_mut_slice()) {
         let Some(block) = slot.take() else { continue };
         let signals = block.signals();
         let mut block = Some(block);
@@ -152,17 +238,7 @@ fn deliver(core: &Core, node: &Node, own: &mut Own, worker: &Worker) -> bool {
                 drop(unsafe { Datablock::from_raw(p) });
                 continue;
             }
-            c.passed.store(c.passed.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-            match c.to {
-                EndRef::Node(n) => {
-                    let consumer = &core.nodes[n as usize];
-                    if wakes_consumer(c, consumer) {
-                        // SAFETY: as in `pop`.
-                        unsafe { worker.submit(job(consumer)) };
-                    }
-                }
-                EndRef::Host => c.host.iter().for_each(|h| h.wake()),
-            }
+            wake_consumer(core, c, worker);
         }
     }
     own.holding = false;
@@ -189,13 +265,83 @@ pub(crate) fn run(core: &Core, node: &Node, own: &mut Own, device: usize, worker
         }
         Err(why) => {
             own.outs.iter_mut().for_each(|b| *b = None);
-            let device = core.runtime.devices.get(device).map_or("?", |d| &d.device.info().name).to_owned();
-            core.fail(Error::Failed { task: node.name.clone(), device, why: Arc::new(why) });
+            fail(core, node, device, why);
         }
     }
 }
 
+/// Ends the graph because a task failed.
+#[cold]
+fn fail(core: &Core, node: &Node, device: usize, why: TaskError) {
+    let device = core.runtime.devices.get(device).map_or("?", |d| &d.device.info().name).to_owned();
+    core.fail(Error::Failed { task: node.name.clone(), device, why: Arc::new(why) });
+}
+
+/// The common case, straight through: plain inputs, no groups, a function on the host.
+#[inline]
+fn invoke_simple(core: &Core, node: &Node, own: &mut Own, worker: &Worker) -> Result<(), TaskError> {
+    let (inputs, ins) = (node.inputs.as_slice(), own.ins.as_mut_slice());
+    let (outputs, outs) = (node.outputs.as_slice(), own.outs.as_mut_slice());
+    let mut signals = Signals::NONE;
+    for (i, slot) in inputs.iter().zip(ins.iter_mut()) {
+        let Some(block) = pop(core, i.channel, worker) else { return Err("an input is empty".into()) };
+        signals = signals | block.signals().of_stream();
+        *slot = Some(block);
+    }
+    for (o, slot) in outputs.iter().zip(outs.iter_mut()) {
+        let taken = o.from_input.and_then(|i| ins[i as usize].take());
+        let keep = taken.is_some();
+        let block = sole(o, taken)?;
+        if block.signals() != signals {
+            block.set_signals(signals);
+        }
+        block.write_host(keep)?;
+        *slot = Some(block);
+    }
+    let Some((_, Imp::Host(work))) = own.imps.first_mut() else { return Err("no function".into()) };
+    let result = call(core, node, work, ins, outs, None, 0, &mut own.finished);
+    ins.iter_mut().for_each(|b| *b = None);
+    result
+}
+
+/// A block for an output: what came in if nobody else holds it, else a copy; or a fresh one.
+#[inline]
+fn sole(o: &Out, taken: Option<Datablock>) -> Result<Datablock, TaskError> {
+    match taken {
+        Some(b) if b.is_unique() => Ok(b),
+        Some(shared) => {
+            let copy = o.pool.acquire();
+            shared.copy_to(&copy)?;
+            Ok(copy)
+        }
+        None => Ok(o.pool.acquire()),
+    }
+}
+
+/// Calls a task's function; a panic becomes its error.
+#[inline]
+#[allow(clippy::too_many_arguments, reason = "the parts of one invocation, borrowed separately")]
+fn call(
+    core: &Core,
+    node: &Node,
+    work: &mut Work,
+    inputs: &[Option<Datablock>],
+    outputs: &[Option<Datablock>],
+    geometry: Option<Geometry>,
+    iteration: u64,
+    finished: &mut bool,
+) -> Result<(), TaskError> {
+    let mut inv =
+        Invocation { node, inputs, outputs, taken: 0, geometry, iteration, finish: false, pool: &core.runtime.pool };
+    let result = std::panic::catch_unwind(AssertUnwindSafe(|| work(&mut inv)));
+    *finished |= inv.finish && inputs.is_empty();
+    result.unwrap_or_else(|why| Err(format!("panicked: {}", panic_text(&*why)).into()))
+}
+
 fn invoke(core: &Core, node: &Node, own: &mut Own, device: usize, worker: &Worker) -> Result<(), TaskError> {
+    if node.simple {
+        return invoke_simple(core, node, own, worker);
+    }
     let start = own.at_start();
     let mut signals = Signals::NONE;
     let mut geometry = None;
@@ -242,15 +388,7 @@ fn invoke(core: &Core, node: &Node, own: &mut Own, device: usize, worker: &Worke
         }
     }
     for (at, o) in node.outputs.iter().enumerate() {
-        let block = match o.from_input.and_then(|i| own.ins[i as usize].take()) {
-            Some(b) if b.is_unique() => b,
-            Some(shared) => {
-                let copy = o.pool.acquire();
-                shared.copy_to(&copy)?;
-                copy
-            }
-            None => o.pool.acquire(),
-        };
+        let block = sole(o, o.from_input.and_then(|i| own.ins[i as usize].take()))?;
         if block.signals() != signals {
             block.set_signals(signals);
         }
@@ -285,7 +423,7 @@ fn dispatch(
     geometry: Geometry,
     iteration: u64,
 ) -> Result<(), TaskError> {
-    let Own { imps, ins, outs, in_buffers, out_buffers, .. } = own;
+    let Own { imps, ins, outs, in_buffers, out_buffers, finished, .. } = own;
     let Some((_, imp)) = imps.iter_mut().find(|(d, _)| *d == device) else {
         return Err(format!("no implementation for device {device}").into());
     };
@@ -296,22 +434,7 @@ fn dispatch(
                     b.write_host(o.from_input.is_some())?;
                 }
             }
-            let mut inv = Invocation {
-                task: &node.name,
-                input_names: &node.input_names,
-                output_names: &node.output_names,
-                inputs: ins,
-                outputs: outs,
-                taken: 0,
-                geometry,
-                iteration,
-                finish: false,
-                pool: &core.runtime.pool,
-            };
-            let result = std::panic::catch_unwind(AssertUnwindSafe(|| work(&mut inv)));
-            let finish = inv.finish;
-            own.finished |= finish && node.inputs.is_empty();
-            result.unwrap_or_else(|why| Err(format!("panicked: {}", panic_text(&*why)).into()))
+            call(core, node, work, ins, outs, Some(geometry), iteration, finished)
         }
         Imp::Kernels { launches, scratch, reads, writes } => {
             let d = &core.runtime.devices[device];

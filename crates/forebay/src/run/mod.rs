@@ -4,7 +4,7 @@ pub(crate) mod device;
 mod dispatch;
 mod exec;
 mod host;
-mod node;
+pub(crate) mod node;
 mod notify;
 mod ring;
 mod running;

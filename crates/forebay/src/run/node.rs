@@ -7,9 +7,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_hal::{Buffer, Geometry, Kernel};
 use forebay_policy::DeviceSet;
+use smallvec::SmallVec;
 
 use super::host::HostEnd;
-use super::notify::{Notify, Waiting};
+use super::notify::Notify;
 use super::ring::Ring;
 use super::running::GraphState;
 use super::runtime::RuntimeInner;
@@ -18,6 +19,9 @@ use crate::block::{Datablock, Inner, Pool};
 use crate::error::Error;
 use crate::graph::{Predicate, Work};
 use crate::template::{Elem, Template};
+
+/// Mostly one of it: kept inside its owner, so that running a small task touches few cache lines.
+pub(crate) type Few<T> = SmallVec<[T; 1]>;
 
 /// Everything of one running graph. Nodes and channels refer to each other by index.
 pub(crate) struct Core {
@@ -42,9 +46,6 @@ pub(crate) enum EndRef {
 
 pub(crate) struct Chan {
     pub(crate) ring: Ring<Inner>,
-    /// The consumer waits for a block / the producer for room (notify.rs).
-    pub(crate) empty: Waiting,
-    pub(crate) no_room: Waiting,
     pub(crate) from: EndRef,
     pub(crate) to: EndRef,
     pub(crate) predicate: Predicate,
@@ -55,7 +56,6 @@ pub(crate) struct Chan {
     pub(crate) host: Option<Box<HostEnd>>,
     /// For feeds: where the program gets blocks to fill.
     pub(crate) pool: Option<PoolRef>,
-    pub(crate) passed: AtomicU64,
 }
 
 // SAFETY: `latched` belongs to the producer's owner (node.rs, `Node::own`); the ring's sides likewise.
@@ -117,9 +117,27 @@ pub(crate) struct In {
 }
 
 pub(crate) struct Out {
-    pub(crate) channels: Box<[u32]>,
+    pub(crate) channels: SmallVec<[u32; 4]>,
     pub(crate) pool: PoolRef,
     pub(crate) from_input: Option<u32>,
+}
+
+/// The channels of a task with one input and at most one channel out.
+pub(crate) struct Link {
+    pub(crate) from: u32,
+    pub(crate) to: Option<u32>,
+}
+
+impl Link {
+    fn of(inputs: &[In], outputs: &[Out]) -> Option<Link> {
+        let [input] = inputs else { return None };
+        let to = match outputs {
+            [] => None,
+            [o] if o.channels.len() == 1 => Some(o.channels[0]),
+            _ => return None,
+        };
+        Some(Link { from: input.channel, to })
+    }
 }
 
 /// A kernel argument, resolved.
@@ -155,12 +173,16 @@ pub(crate) struct Node {
     pub(crate) notify: Notify,
     /// Touched only by the owner (notify.rs).
     pub(crate) own: UnsafeCell<Own>,
-    pub(crate) inputs: Box<[In]>,
-    pub(crate) outputs: Box<[Out]>,
+    pub(crate) inputs: Few<In>,
+    pub(crate) outputs: Few<Out>,
     pub(crate) input_names: Box<[Arc<str>]>,
     pub(crate) output_names: Box<[Arc<str>]>,
     /// All inputs are plain: readiness is one look at each channel.
     pub(crate) plain: bool,
+    /// One input, at most one channel out, and otherwise `simple`: `run_link`.
+    pub(crate) link: Option<Link>,
+    /// Plain inputs, no groups, and nothing but a function on the host: `invoke_simple`.
+    pub(crate) simple: bool,
     /// Has several inputs, so only the one that it waits for notifies it (notify.rs).
     pub(crate) watches: bool,
     /// Goes through the ready queue; otherwise it runs where it became ready.
@@ -241,11 +263,11 @@ impl Stats {
 
 /// A task's state that only its owner touches.
 pub(crate) struct Own {
-    pub(crate) imps: Vec<(usize, Imp)>,
+    pub(crate) imps: Few<(usize, Imp)>,
     /// Datablocks of the current invocation, by input; sticky ones stay.
-    pub(crate) ins: Vec<Option<Datablock>>,
+    pub(crate) ins: SmallVec<[Option<Datablock>; 2]>,
     /// Datablocks produced, by output.
-    pub(crate) outs: Vec<Option<Datablock>>,
+    pub(crate) outs: SmallVec<[Option<Datablock>; 2]>,
     /// `outs` wait for room in the channels (Completed).
     pub(crate) holding: bool,
     /// A task without inputs that said that it has finished.
@@ -285,16 +307,18 @@ impl Node {
     pub(crate) fn new(
         name: String,
         index: u32,
-        inputs: Box<[In]>,
-        outputs: Box<[Out]>,
+        inputs: Few<In>,
+        outputs: Few<Out>,
         input_names: Box<[Arc<str>]>,
         output_names: Box<[Arc<str>]>,
-        imps: Vec<(usize, Imp)>,
+        imps: Few<(usize, Imp)>,
         managed: bool,
         geometry: Geometry,
         priority: i32,
         group: u64,
     ) -> Self {
+        let plain_inputs = inputs.iter().all(|i| i.kind == InKind::Plain { initializer: None });
+        let simple = group == 0 && plain_inputs && matches!(imps.as_slice(), [(0, Imp::Host(_))]);
         let devices = imps.iter().fold(DeviceSet::default(), |s, (d, _)| s.with(*d));
         Node {
             name,
@@ -314,6 +338,8 @@ impl Node {
                 out_buffers: outputs.iter().map(|_| None).collect(),
             }),
             plain: inputs.iter().all(|i| i.kind == InKind::Plain { initializer: None }),
+            link: if simple && !managed { Link::of(&inputs, &outputs) } else { None },
+            simple,
             watches: inputs.len() > 1,
             inputs,
             outputs,

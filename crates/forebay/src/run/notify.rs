@@ -84,9 +84,8 @@ mod tests {
     /// Two inputs and an output, each of capacity 1: one invocation takes an entry from each input.
     struct Task {
         notify: Notify,
-        inputs: [(Ring<u8>, Waiting); 2],
+        inputs: [Ring<u8>; 2],
         output: Ring<u8>,
-        no_room: Waiting,
         runs: AtomicUsize,
         owners: AtomicUsize,
     }
@@ -95,27 +94,15 @@ mod tests {
         fn new() -> Arc<Self> {
             Arc::new(Task {
                 notify: Notify::new(),
-                inputs: [(Ring::new(1), Waiting::new()), (Ring::new(1), Waiting::new())],
+                inputs: [Ring::new(1), Ring::new(1)],
                 output: Ring::new(1),
-                no_room: Waiting::new(),
                 runs: AtomicUsize::new(0),
                 owners: AtomicUsize::new(0),
             })
         }
 
         fn can_run(&self) -> bool {
-            if !self.output.has_room() {
-                self.no_room.set();
-                if !self.output.has_room() {
-                    return false;
-                }
-            }
-            self.inputs.iter().rev().all(|(ring, empty)| {
-                if ring.is_empty() {
-                    empty.set();
-                }
-                !ring.is_empty()
-            })
+            !self.output.awaits_room() && self.inputs.iter().rev().all(|ring| !ring.awaits_entry())
         }
 
         /// What a worker does with a task that it owns.
@@ -124,8 +111,8 @@ mod tests {
             loop {
                 assert_eq!(self.owners.fetch_add(1, Ordering::Relaxed), 0, "two owners");
                 while self.can_run() {
-                    let p = self.inputs[0].0.pop().expect("checked");
-                    self.inputs[1].0.pop().expect("checked");
+                    let p = self.inputs[0].pop().expect("checked");
+                    self.inputs[1].pop().expect("checked");
                     self.output.push(p).expect("checked");
                     self.runs.fetch_add(1, Ordering::Relaxed);
                 }
@@ -138,9 +125,9 @@ mod tests {
         }
 
         fn push(&self, input: usize, v: usize) -> bool {
-            let (ring, empty) = &self.inputs[input];
+            let ring = &self.inputs[input];
             let pushed = ring.push(v as *mut u8).is_ok();
-            if pushed && empty.take() && self.notify.notify() {
+            if pushed && ring.take_empty() && self.notify.notify() {
                 self.own();
             }
             pushed
@@ -148,7 +135,7 @@ mod tests {
 
         fn pull(&self) -> Option<usize> {
             let p = self.output.pop()?;
-            if self.no_room.take() && self.notify.notify() {
+            if self.output.take_no_room() && self.notify.notify() {
                 self.own();
             }
             Some(p as usize)

@@ -158,7 +158,6 @@ impl Running {
             *block = Some(unsafe { Datablock::from_raw(p) });
             return None;
         }
-        c.passed.store(c.passed.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         if let EndRef::Node(n) = c.to {
             let node = &self.core.nodes[n as usize];
             if exec::wakes_consumer(c, node) {
@@ -195,7 +194,8 @@ impl Running {
         let (c, host) = self.channel(feed.0, true)?;
         self.fits(c, feed.0, &block)?;
         let mut block = Some(block);
-        let done = host.wait(until, |s| self.attempt_push(c, s.closed, &mut block));
+        let done =
+            host.wait(until, || c.ring.len() < c.ring.capacity(), |s| self.attempt_push(c, s.closed, &mut block));
         done.unwrap_or_else(|| {
             let waited = begun.map_or(Duration::ZERO, |b| b.elapsed());
             Err(Error::WouldBlock { what: "no room at", port: self.port_of(feed.0), waited })
@@ -269,7 +269,7 @@ impl Running {
     /// A graph that is not running (once the channel is empty), or the error that ended it.
     pub fn pull(&self, drain: Drain) -> Result<Datablock> {
         let (c, host) = self.channel(drain.0, false)?;
-        host.wait(None, |s| self.attempt_pull(c, s.closed))
+        host.wait(None, || !c.ring.is_empty(), |s| self.attempt_pull(c, s.closed))
             .unwrap_or_else(|| Err(Error::NoSuch { what: "drain", graph: self.core.name.clone() }))
     }
 
@@ -280,9 +280,9 @@ impl Running {
     pub fn pull_timeout(&self, drain: Drain, timeout: Duration) -> Result<Datablock> {
         let (c, host) = self.channel(drain.0, false)?;
         let begun = Instant::now();
-        host.wait(begun.checked_add(timeout), |s| self.attempt_pull(c, s.closed)).unwrap_or_else(|| {
-            Err(Error::WouldBlock { what: "nothing at", port: self.port_of(drain.0), waited: begun.elapsed() })
-        })
+        host.wait(begun.checked_add(timeout), || !c.ring.is_empty(), |s| self.attempt_pull(c, s.closed)).unwrap_or_else(
+            || Err(Error::WouldBlock { what: "nothing at", port: self.port_of(drain.0), waited: begun.elapsed() }),
+        )
     }
 
     /// Pulls a datablock if one is there now.
@@ -476,7 +476,13 @@ impl Running {
         let tasks = self.core.nodes.iter().map(|n| TaskStats {
             name: n.name.clone(),
             invocations: n.stats.invocations.load(Ordering::Relaxed),
-            by_device: n.stats.by_device[..devices].iter().map(|d| d.load(Ordering::Relaxed)).collect(),
+            by_device: match n.managed {
+                true => n.stats.by_device[..devices].iter().map(|d| d.load(Ordering::Relaxed)).collect(),
+                // Only the CPU can run it, so it is not counted by device.
+                false => std::iter::once(n.stats.invocations.load(Ordering::Relaxed))
+                    .chain(std::iter::repeat_n(0, devices - 1))
+                    .collect(),
+            },
             state: STATES[usize::from(n.stats.state.load(Ordering::Relaxed)) % 4],
             avg_run_ns: n.stats.avg_run.load(Ordering::Relaxed),
             avg_wait_ns: n.stats.avg_wait.load(Ordering::Relaxed),
@@ -484,7 +490,7 @@ impl Running {
         let channels = self.core.channels.iter().map(|c| ChannelStats {
             len: c.ring.len(),
             capacity: c.ring.capacity(),
-            passed: c.passed.load(Ordering::Relaxed),
+            passed: c.ring.pushed() as u64,
         });
         Snapshot { tasks: tasks.collect(), channels: channels.collect() }
     }

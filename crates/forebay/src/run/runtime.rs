@@ -1,7 +1,7 @@
 //! The runtime: devices, workers, scheduling mode; and the step from a checked graph to a running one.
 
 use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicI32};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -13,8 +13,7 @@ use super::device::{DEPTH_PRIORITY, DEPTH_THROUGHPUT, DeviceHandle};
 use super::dispatch::Dispatcher;
 use super::exec::MAX_ARGS;
 use super::host::HostEnd;
-use super::node::{Chan, Core, EndRef, Imp, In, InKind, KArg, KLaunch, Node, Out, PoolRef};
-use super::notify::Waiting;
+use super::node::{Chan, Core, EndRef, Few, Imp, In, InKind, KArg, KLaunch, Node, Out, PoolRef};
 use super::ring::Ring;
 use super::running::{GraphState, Running};
 use super::trace::Trace;
@@ -205,8 +204,6 @@ impl Runtime {
                 let feed = c.from == End::Host;
                 Chan {
                     ring: Ring::new(c.capacity),
-                    empty: Waiting::new(),
-                    no_room: Waiting::new(),
                     from: end(c.from),
                     to: end(c.to),
                     predicate: c.predicate,
@@ -214,7 +211,6 @@ impl Runtime {
                     template: c.template,
                     host: (feed || c.to == End::Host).then(HostEnd::new),
                     pool: feed.then(|| PoolRef(Pool::new(c.template, rt.pinned.clone()))),
-                    passed: AtomicU64::new(0),
                 }
             })
             .collect();
@@ -238,7 +234,7 @@ impl Runtime {
         let rt = &self.0;
         let geometry = task.geometry.unwrap_or_else(|| task.inferred_geometry());
         let has = task.impls.iter().map(Impl::describe).collect::<Vec<_>>().join(", ");
-        let inputs: Box<[In]> = task
+        let inputs: Few<In> = task
             .inputs
             .iter()
             .enumerate()
@@ -261,12 +257,12 @@ impl Runtime {
                 In { channel: ins[i].unwrap_or(u32::MAX), kind }
             })
             .collect();
-        let outputs: Box<[Out]> = task
+        let outputs: Few<Out> = task
             .outputs
             .iter()
             .zip(outs)
             .map(|(p, channels)| Out {
-                channels: channels.clone().into_boxed_slice(),
+                channels: channels.iter().copied().collect(),
                 pool: PoolRef(Pool::new(p.template, rt.pinned.clone())),
                 from_input: p.from_input.map(|i| i as u32),
             })
@@ -280,7 +276,7 @@ impl Runtime {
                 Impl::Kernels(kind, launches) => kernels.push((kind, launches)),
             }
         }
-        let mut imps = Vec::new();
+        let mut imps: Few<(usize, Imp)> = Few::new();
         for d in &rt.devices {
             let wanted = kernels.iter().find(|(k, _)| *k == d.kind());
             match (wanted, d.is_host()) {
