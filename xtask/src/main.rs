@@ -21,6 +21,7 @@ for test in ./tests/*; do try "$test" --test-threads=2; done
 try ./forebay demo gesture --device cuda --frames 600 --rate max --quiet
 try ./forebay demo gesture --device cuda --frames 150 --quiet --trace "$OUT/gesture.pftrace"
 try ./forebay demo gesture --device cpu --frames 100 --rate max --quiet
+try ./forebay bench gesture --device cuda --out "$OUT"
 try ./forebay bench ptask --device cuda --full --out "$OUT"
 try ./forebay bench schedulers --out "$OUT"
 try ./forebay bench dispatch --out "$OUT"

@@ -2,6 +2,7 @@
 
 mod conformance;
 mod dispatch;
+mod gesture;
 mod ptask;
 mod report;
 mod schedulers;
@@ -19,6 +20,20 @@ pub enum Bench {
         /// Only this case, of Forebay only, ten times as long: for a profiler
         #[arg(long, value_parser = ["chain", "fan-out", "stream-3"])]
         profile: Option<String>,
+    },
+    /// PTask's table 2: the gesture pipeline written in five ways
+    Gesture {
+        /// Only this kind of device: cpu, opencl, cuda
+        #[arg(long)]
+        device: Option<forebay::Kind>,
+    },
+    /// One process of `bench gesture`'s version with pipes
+    #[command(hide = true)]
+    GestureStage {
+        /// xform, filter or hidinput
+        stage: String,
+        /// Its device
+        device: forebay::Kind,
     },
     /// PTask's figure 11: the same operations as dataflow and by hand
     Ptask {
@@ -57,6 +72,8 @@ pub fn run(bench: &Bench, output: &Output) -> Result<(), String> {
     let text = |e: forebay::Error| e.to_string();
     let report = match bench {
         Bench::Report { dir } => return report::render(dir),
+        Bench::GestureStage { stage, device } => return gesture::stage(stage, *device),
+        Bench::Gesture { device } => Report::new("gesture", gesture::run(*device)?),
         Bench::Ptask { device, full } => Report::new("ptask", ptask::run(*device, *full).map_err(text)?),
         Bench::Schedulers => Report::new("schedulers", schedulers::run().map_err(text)?),
         Bench::Conformance => Report::new("conformance", conformance::run()),

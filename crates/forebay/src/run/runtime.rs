@@ -307,7 +307,13 @@ impl Runtime {
                             _ => {}
                         }
                     }
-                    let scratch = scratch.iter().map(|(_, bytes)| d.device.alloc(*bytes)).collect::<Result<_, _>>()?;
+                    // What no kernel of this device uses takes no memory there.
+                    let used = |i: usize| {
+                        let mut all = compiled.iter().flat_map(|l| l.args.iter());
+                        all.any(|a| matches!(a, KArg::Scratch(s) if *s as usize == i))
+                    };
+                    let sizes = scratch.iter().enumerate().map(|(i, (_, bytes))| if used(i) { *bytes } else { 0 });
+                    let scratch = sizes.map(|bytes| d.device.alloc(bytes)).collect::<Result<_, _>>()?;
                     imps.push((d.index, Imp::Kernels { launches: compiled.into(), scratch, reads, writes }));
                 }
             }

@@ -91,66 +91,123 @@ fn u(v: usize) -> Arg {
     Arg::U32(v as u32)
 }
 
-fn ports(names: &[&str]) -> Vec<Arg> {
-    names.iter().map(|n| Arg::port(n)).collect()
+/// One kernel call of a stage, with its buffers by name; the graph and the hand-written versions both come from it.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// Code.
+    pub source: Source,
+    /// Entry point.
+    pub entry: &'static str,
+    /// Buffers, which are its first arguments.
+    pub buffers: Vec<&'static str>,
+    /// Numbers, which are its other arguments.
+    pub numbers: Vec<Arg>,
+    /// Iteration space.
+    pub space: [usize; 3],
 }
 
-fn launch(source: &Source, entry: &str, buffers: &[&str], numbers: Vec<Arg>, space: [usize; 3]) -> Launch {
-    let args = ports(buffers).into_iter().chain(numbers);
-    Launch::new(source.clone(), entry, args).over(Geometry::new(space[0], space[1], space[2]))
+impl Step {
+    fn launch(&self) -> Launch {
+        let args = self.buffers.iter().map(|n| Arg::port(n)).chain(self.numbers.iter().cloned());
+        Launch::new(self.source.clone(), self.entry, args).over(self.geometry())
+    }
+
+    /// The iteration space.
+    pub fn geometry(&self) -> Geometry {
+        Geometry::new(self.space[0], self.space[1], self.space[2])
+    }
+}
+
+/// The kernel calls of `xform` on a kind of device.
+pub fn xform_steps(shape: &Shape, kind: Kind) -> Vec<Step> {
+    let ((w, h), (sw, sh)) = (shape.rectified(), shape.source());
+    let (nd, radius) = (shape.disparities.min(cpu::MAX_DISPARITIES), shape.radius);
+    let (focal, cx, cy) = shape.optics();
+    let views = [w, h, 2];
+    let map = vec![u(w), u(h), u(sw), u(sh)];
+    let window = vec![u(w), u(h), u(nd), u(radius)];
+    // Disparities from 4 pixels on: what is farther away is too uncertain.
+    let optics = vec![
+        u(w),
+        u(h),
+        Arg::F32(focal),
+        Arg::F32(cx),
+        Arg::F32(cy),
+        Arg::F32(shape.calibration.baseline as f32),
+        u(64),
+    ];
+    let step = |cpu: Source, entry, buffers: &[&'static str], numbers: &[Arg], space| Step {
+        source: if kind == Kind::Cpu { cpu } else { Source::Portable(KERNELS.into()) },
+        entry,
+        buffers: buffers.to_vec(),
+        numbers: numbers.to_vec(),
+        space,
+    };
+    let rectify = step(cpu::rectify(), "rectify", &["left", "right", "map", "rect"], &map, views);
+    let reproject = step(cpu::reproject(), "reproject", &["rect", "disp", "cloud"], &optics, views);
+    if kind == Kind::Cpu {
+        return vec![rectify, step(cpu::match_rows(), "match", &["rect", "disp"], &window, [w, h, 1]), reproject];
+    }
+    // The source given for the CPU is not used here.
+    let columns = step(cpu::rectify(), "columns", &["rect", "cost"], &window, [w, h, nd]);
+    let matching = step(cpu::rectify(), "match", &["cost", "disp"], &window, views);
+    vec![rectify, columns, matching, reproject]
+}
+
+/// The kernel calls of `filter`.
+pub fn filter_steps(shape: &Shape, kind: Kind) -> Vec<Step> {
+    let (w, h) = shape.rectified();
+    vec![Step {
+        source: if kind == Kind::Cpu { cpu::bilateral() } else { Source::Portable(KERNELS.into()) },
+        entry: "bilateral",
+        buffers: vec!["cloud", "weights", "smooth"],
+        numbers: vec![u(w), u(h), Arg::F32(DEPTH_STEPS)],
+        space: [w, h, 2],
+    }]
+}
+
+/// Bytes of the buffers that the steps name.
+pub fn buffer_bytes(shape: &Shape, name: &str) -> usize {
+    let (w, h) = shape.rectified();
+    match name {
+        "left" | "right" => shape.image().bytes(),
+        "map" => shape.map().bytes(),
+        "rect" => 2 * w * h,
+        "cost" => 2 * w * h * shape.disparities,
+        "disp" => 2 * 4 * w * h,
+        "weights" => 4 * WEIGHTS,
+        _ => shape.cloud().bytes(),
+    }
+}
+
+fn on_all(mut task: Task, steps: impl Fn(Kind) -> Vec<Step>) -> Task {
+    for kind in [Kind::Cpu, Kind::OpenCl, Kind::Cuda] {
+        task = task.kernels(kind, steps(kind).iter().map(Step::launch));
+    }
+    task
 }
 
 /// Rectifies, matches and reprojects a pair of images: `left`, `right`, sticky `map` → `cloud`, `disp` (1/16 pixel).
 pub fn xform(shape: &Shape) -> Task {
-    let ((w, h), (sw, sh)) = (shape.rectified(), shape.source());
-    let (nd, radius) = (shape.disparities.min(cpu::MAX_DISPARITIES), shape.radius);
-    let (focal, cx, cy) = shape.optics();
-    let map_args = vec![u(w), u(h), u(sw), u(sh)];
-    let match_args = vec![u(w), u(h), u(nd), u(radius)];
-    // Nearer than twice the distance at which a disparity of 4 pixels lies.
-    let optics = vec![Arg::F32(focal), Arg::F32(cx), Arg::F32(cy), Arg::F32(shape.calibration.baseline as f32), u(64)];
-    let reproject_args: Vec<Arg> = [u(w), u(h)].into_iter().chain(optics).collect();
-    let views = [w, h, 2];
-    let p = Source::Portable(KERNELS.into());
-    let device = vec![
-        launch(&p, "rectify", &["left", "right", "map", "rect"], map_args.clone(), views),
-        launch(&p, "columns", &["rect", "cost"], match_args.clone(), [w, h, nd]),
-        launch(&p, "match", &["cost", "disp"], match_args.clone(), views),
-        launch(&p, "reproject", &["rect", "disp", "cloud"], reproject_args.clone(), views),
-    ];
-    let host = vec![
-        launch(&cpu::rectify(), "rectify", &["left", "right", "map", "rect"], map_args, views),
-        launch(&cpu::match_rows(), "match", &["rect", "disp"], match_args, [w, h, 1]),
-        launch(&cpu::reproject(), "reproject", &["rect", "disp", "cloud"], reproject_args, views),
-    ];
-    Task::new("xform")
+    let (w, h) = shape.rectified();
+    let task = Task::new("xform")
         .input("left", shape.image())
         .input("right", shape.image())
         .sticky("map", shape.map())
         .output("cloud", shape.cloud())
         .output("disp", Template::array::<i32>([w, h, 2]))
-        .scratch("rect", 2 * w * h)
-        .scratch("cost", 2 * w * h * nd)
-        .kernels(Kind::Cpu, host)
-        .kernels(Kind::OpenCl, device.clone())
-        .kernels(Kind::Cuda, device)
+        .scratch("rect", buffer_bytes(shape, "rect"))
+        .scratch("cost", buffer_bytes(shape, "cost"));
+    on_all(task, |kind| xform_steps(shape, kind))
 }
 
 /// Smooths a cloud's depths without blurring its edges: `cloud`, sticky `weights` → `smooth`.
 pub fn filter(shape: &Shape) -> Task {
-    let (w, h) = shape.rectified();
-    let numbers = vec![u(w), u(h), Arg::F32(DEPTH_STEPS)];
-    let buffers = ["cloud", "weights", "smooth"];
-    let views = [w, h, 2];
-    let p = Source::Portable(KERNELS.into());
-    let device = [launch(&p, "bilateral", &buffers, numbers.clone(), views)];
-    Task::new("filter")
+    let task = Task::new("filter")
         .input("cloud", shape.cloud())
         .sticky("weights", Template::array::<f32>([WEIGHTS]))
-        .output("smooth", shape.cloud())
-        .kernels(Kind::Cpu, [launch(&cpu::bilateral(), "bilateral", &buffers, numbers, views)])
-        .kernels(Kind::OpenCl, device.clone())
-        .kernels(Kind::Cuda, device)
+        .output("smooth", shape.cloud());
+    on_all(task, |kind| filter_steps(shape, kind))
 }
 
 /// Follows the moving object: `cloud` → `events`.
