@@ -107,8 +107,7 @@ fn run_link(core: &Core, node: &Node, own: &mut Own, link: &Link, worker: &Worke
         call(core, node, work, std::slice::from_ref(&input), outputs, None, 0, &mut finished)
     })();
     drop(input);
-    let n = &node.stats.invocations;
-    n.store(n.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    node.stats.count();
     if let Err(why) = result {
         fail(core, node, 0, why);
         return false;
@@ -258,7 +257,10 @@ pub(crate) fn run(core: &Core, node: &Node, own: &mut Own, device: usize, worker
             t.record(node.index, device, worker.index, begun, end);
         }
     }
-    node.stats.count(device);
+    node.stats.count();
+    if let Some(d) = node.by_device.get(device).filter(|_| node.managed) {
+        d.store(d.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
     match result {
         Ok(()) => {
             deliver(core, node, own, worker);

@@ -168,34 +168,39 @@ pub(crate) enum Imp {
 }
 
 /// A task of a running graph.
+///
+/// The order of the fields is that of their use: what a hop touches comes first and fills few cache lines.
+#[repr(C, align(64))]
 pub(crate) struct Node {
-    pub(crate) name: String,
     pub(crate) notify: Notify,
-    /// Touched only by the owner (notify.rs).
-    pub(crate) own: UnsafeCell<Own>,
-    pub(crate) inputs: Few<In>,
-    pub(crate) outputs: Few<Out>,
-    pub(crate) input_names: Box<[Arc<str>]>,
-    pub(crate) output_names: Box<[Arc<str>]>,
-    /// All inputs are plain: readiness is one look at each channel.
-    pub(crate) plain: bool,
+    pub(crate) index: u32,
+    core: AtomicPtr<Core>,
     /// One input, at most one channel out, and otherwise `simple`: `run_link`.
     pub(crate) link: Option<Link>,
+    /// All inputs are plain: readiness is one look at each channel.
+    pub(crate) plain: bool,
     /// Plain inputs, no groups, and nothing but a function on the host: `invoke_simple`.
     pub(crate) simple: bool,
     /// Has several inputs, so only the one that it waits for notifies it (notify.rs).
     pub(crate) watches: bool,
     /// Goes through the ready queue; otherwise it runs where it became ready.
     pub(crate) managed: bool,
-    pub(crate) devices: DeviceSet,
-    pub(crate) default_geometry: Geometry,
-    /// `set_geometry`: the value, and whether there is one.
-    pub(crate) geometry: Mutex<Option<Geometry>>,
     pub(crate) geometry_set: AtomicBool,
-    pub(crate) priority: AtomicI32,
-    pub(crate) index: u32,
-    core: AtomicPtr<Core>,
     pub(crate) stats: Stats,
+    pub(crate) outputs: Few<Out>,
+    /// Touched only by the owner (notify.rs).
+    pub(crate) own: UnsafeCell<Own>,
+    pub(crate) inputs: Few<In>,
+    pub(crate) devices: DeviceSet,
+    pub(crate) priority: AtomicI32,
+    pub(crate) default_geometry: Geometry,
+    /// `set_geometry`: the value, if there is one.
+    pub(crate) geometry: Mutex<Option<Geometry>>,
+    /// Invocations by device number (managed tasks only).
+    pub(crate) by_device: [AtomicU64; 8],
+    pub(crate) input_names: Box<[Arc<str>]>,
+    pub(crate) output_names: Box<[Arc<str>]>,
+    pub(crate) name: String,
 }
 
 // SAFETY: `own` is touched only by the owner; everything else is Sync.
@@ -204,17 +209,16 @@ unsafe impl Send for Node {}
 unsafe impl Sync for Node {}
 
 /// Written by the owner, read by anybody.
+#[repr(C)]
 pub(crate) struct Stats {
     pub(crate) invocations: AtomicU64,
+    /// Estimate of an invocation, ns, for the workers' decision to wake others.
+    pub(crate) cost_ns: AtomicU32,
+    /// 0 waiting, 1 queued, 2 executing, 3 completed with outputs that have no room.
+    pub(crate) state: AtomicU8,
     /// Decayed averages, ns (managed tasks only).
     pub(crate) avg_wait: AtomicU64,
     pub(crate) avg_run: AtomicU64,
-    /// Invocations by device number.
-    pub(crate) by_device: [AtomicU64; 8],
-    /// 0 waiting, 1 queued, 2 executing, 3 completed with outputs that have no room.
-    pub(crate) state: AtomicU8,
-    /// Estimate of an invocation, ns, for the workers' decision to wake others.
-    pub(crate) cost_ns: AtomicU32,
 }
 
 /// One invocation in so many is timed (two clock reads cost about as much as a whole hop of a chain).
@@ -228,7 +232,6 @@ impl Default for Stats {
             invocations: AtomicU64::new(0),
             avg_wait: AtomicU64::new(0),
             avg_run: AtomicU64::new(0),
-            by_device: Default::default(),
             state: AtomicU8::new(0),
             cost_ns: AtomicU32::new(forebay_hal::cpu::UNKNOWN_NS),
         }
@@ -253,30 +256,28 @@ impl Stats {
 
     /// Counts without a read-modify-write: only the owner writes.
     #[inline]
-    pub(crate) fn count(&self, device: usize) {
+    pub(crate) fn count(&self) {
         self.invocations.store(self.invocations.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-        if let Some(d) = self.by_device.get(device) {
-            d.store(d.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-        }
     }
 }
 
-/// A task's state that only its owner touches.
+/// A task's state that only its owner touches; in order of use, as [`Node`].
+#[repr(C)]
 pub(crate) struct Own {
+    /// `outs` wait for room in the channels (Completed).
+    pub(crate) holding: bool,
+    /// A task without inputs that said that it has finished.
+    pub(crate) finished: bool,
+    pub(crate) started: bool,
     pub(crate) imps: Few<(usize, Imp)>,
     /// Datablocks of the current invocation, by input; sticky ones stay.
     pub(crate) ins: SmallVec<[Option<Datablock>; 2]>,
     /// Datablocks produced, by output.
     pub(crate) outs: SmallVec<[Option<Datablock>; 2]>,
-    /// `outs` wait for room in the channels (Completed).
-    pub(crate) holding: bool,
-    /// A task without inputs that said that it has finished.
-    pub(crate) finished: bool,
     /// Position in the iteration group, and its length (0: no groups).
     pub(crate) iteration: u64,
     pub(crate) group: u64,
     pub(crate) fixed_group: u64,
-    pub(crate) started: bool,
     /// Device chosen by the ready queue, and when the task became ready.
     pub(crate) device: usize,
     /// Buffers of the current launch, kept for their capacity.
@@ -354,6 +355,7 @@ impl Node {
             index,
             core: AtomicPtr::new(std::ptr::null_mut()),
             stats: Stats::default(),
+            by_device: Default::default(),
         }
     }
 

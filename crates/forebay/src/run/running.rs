@@ -477,7 +477,7 @@ impl Running {
             name: n.name.clone(),
             invocations: n.stats.invocations.load(Ordering::Relaxed),
             by_device: match n.managed {
-                true => n.stats.by_device[..devices].iter().map(|d| d.load(Ordering::Relaxed)).collect(),
+                true => n.by_device[..devices].iter().map(|d| d.load(Ordering::Relaxed)).collect(),
                 // Only the CPU can run it, so it is not counted by device.
                 false => std::iter::once(n.stats.invocations.load(Ordering::Relaxed))
                     .chain(std::iter::repeat_n(0, devices - 1))
