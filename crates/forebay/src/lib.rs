@@ -35,6 +35,6 @@ pub use error::{Error, Result, TaskError};
 pub use forebay_hal as hal;
 pub use forebay_hal::{Geometry, Kind, Source};
 pub use forebay_policy::Mode;
-pub use graph::{Arg, Drain, Feed, Graph, Impl, Invocation, Launch, PortKind, Predicate, Task, TaskId};
+pub use graph::{Arg, Drain, Feed, Graph, Impl, Invocation, Launch, Outgoing, PortKind, Predicate, Task, TaskId};
 pub use run::{ChannelStats, GraphState, Running, Runtime, RuntimeBuilder, Snapshot, Span, TaskStats};
 pub use template::{Elem, Element, Layout, Template};

@@ -1,7 +1,8 @@
 //! `forebay bench ptask`: PTask's figure 11. The same operations as a dataflow graph and written by hand.
 //!
 //! Every variant runs the same kernels through the same device layer on one queue a thread, so the differences are in
-//! who moves data and who waits:
+//! who moves data and who waits. In all of them the program writes every item's inputs anew, into memory from which the
+//! device copies fastest:
 //! - *single-threaded modular*: per operation copy in, run, copy out, wait; one thread.
 //! - *modular*: the same operations, each item's operations spread over four threads that own queues of their own.
 //! - *hand-coded*: one thread; inputs in once, everything launched, the result out, wait.
@@ -268,7 +269,26 @@ impl<'a> Bench<'a> {
 
     fn host_values(&self) -> Result<Vec<Buffer>> {
         let made = (0..self.dag.ops.len()).map(|_| self.device.alloc_host(self.bytes())).collect::<Result<Vec<_>, _>>();
-        Ok(self.inputs.iter().cloned().chain(made.map_err(host_error)?).collect())
+        Ok(self.staging()?.into_iter().chain(made.map_err(host_error)?).collect())
+    }
+
+    /// Host buffers for an item's inputs.
+    fn staging(&self) -> Result<Vec<Buffer>> {
+        (0..self.dag.sources)
+            .map(|_| self.device.alloc_host(self.bytes()))
+            .collect::<Result<_, _>>()
+            .map_err(host_error)
+    }
+
+    /// What the program does before an item: writes its inputs.
+    fn produce(&self, staging: &[Buffer]) {
+        for (from, to) in self.inputs.iter().zip(staging) {
+            if let (Some(f), Some(t)) = (from.host_ptr(), to.host_ptr()) {
+                // SAFETY: both are host memory of `bytes`, different allocations, and no command uses them now: each
+                // variant has waited for the item that used `to` last.
+                unsafe { std::ptr::copy_nonoverlapping(f.as_ptr(), t.as_ptr(), self.bytes()) };
+            }
+        }
     }
 
     fn device_values(&self, n: usize) -> Result<Vec<Buffer>> {
@@ -280,6 +300,7 @@ impl<'a> Bench<'a> {
         let (host, device) = (self.host_values()?, self.device_values(3)?);
         let t = Instant::now();
         for _ in 0..items {
+            self.produce(&host);
             for op in 0..self.dag.ops.len() {
                 self.modular_op(&mut *q, op, &host, &device)?;
             }
@@ -297,6 +318,7 @@ impl<'a> Bench<'a> {
                 let (host, device) = (self.host_values()?, self.device_values(3)?);
                 let mut any = None;
                 while next.fetch_add(1, std::sync::atomic::Ordering::Relaxed) < items {
+                    self.produce(&host);
                     for op in 0..self.dag.ops.len() {
                         self.modular_op(&mut *q, op, &host, &device)?;
                     }
@@ -314,8 +336,16 @@ impl<'a> Bench<'a> {
     }
 
     /// All operations of one item on a queue, between a copy in and a copy out.
-    fn item(&self, q: &mut dyn Queue, values: &[Buffer], out: &Buffer, graph: Option<&mut Slot>) -> Result<()> {
-        for (i, b) in self.inputs.iter().enumerate() {
+    fn item(
+        &self,
+        q: &mut dyn Queue,
+        staging: &[Buffer],
+        values: &[Buffer],
+        out: &Buffer,
+        graph: Option<&mut Slot>,
+    ) -> Result<()> {
+        self.produce(staging);
+        for (i, b) in staging.iter().enumerate() {
             q.copy(b, 0, &values[i], 0, self.bytes()).map_err(host_error)?;
         }
         let capture = graph.is_some();
@@ -342,9 +372,10 @@ impl<'a> Bench<'a> {
         let mut q = self.device.queue().map_err(host_error)?;
         let values = self.device_values(self.dag.sources + self.dag.ops.len())?;
         let out = self.device.alloc_host(self.bytes()).map_err(host_error)?;
+        let staging = self.staging()?;
         let t = Instant::now();
         for _ in 0..items {
-            self.item(&mut *q, &values, &out, None)?;
+            self.item(&mut *q, &staging, &values, &out, None)?;
             let f = q.fence().map_err(host_error)?;
             q.wait(f).map_err(host_error)?;
         }
@@ -354,6 +385,7 @@ impl<'a> Bench<'a> {
     fn asynchronous(&self, items: usize) -> Result<(f64, Buffer)> {
         struct Set {
             q: Box<dyn Queue>,
+            staging: Vec<Buffer>,
             values: Vec<Buffer>,
             out: Buffer,
             graph: Slot,
@@ -364,6 +396,7 @@ impl<'a> Bench<'a> {
             .map(|_| {
                 Ok(Set {
                     q: self.device.queue().map_err(host_error)?,
+                    staging: self.staging()?,
                     values: self.device_values(self.dag.sources + self.dag.ops.len())?,
                     out: self.device.alloc_host(self.bytes()).map_err(host_error)?,
                     graph: None,
@@ -378,7 +411,7 @@ impl<'a> Bench<'a> {
                 s.q.wait(f).map_err(host_error)?;
             }
             let graph = captures.then_some(&mut s.graph);
-            self.item(&mut *s.q, &s.values, &s.out, graph)?;
+            self.item(&mut *s.q, &s.staging, &s.values, &s.out, graph)?;
             s.last = Some(s.q.fence().map_err(host_error)?);
         }
         for s in &mut sets {
@@ -444,7 +477,6 @@ impl<'a> Bench<'a> {
         let (g, feeds, drain) = self.graph()?;
         let sources = self.feed_sources();
         let run = rt.start(g)?;
-        // As the others do, every item copies its inputs from the same host memory; here they are pushed as new blocks.
         let t = Instant::now();
         let last = std::thread::scope(|s| -> Result<Datablock> {
             let pusher = s.spawn(|| -> Result<()> {

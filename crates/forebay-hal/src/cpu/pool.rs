@@ -59,7 +59,11 @@ pub(super) struct Shared {
     threads: OnceLock<Vec<Thread>>,
     wake: Vec<AtomicBool>,
     stop: AtomicBool,
+    idle_hooks: Mutex<Vec<IdleHook>>,
 }
+
+/// What a worker calls when it has run out of work: false when it is not needed any more.
+pub type IdleHook = Box<dyn Fn() -> bool + Send>;
 
 /// A pool of worker threads. Dropping it stops and joins them; jobs not yet begun are then abandoned.
 pub struct Pool {
@@ -108,6 +112,7 @@ impl Pool {
             threads: OnceLock::new(),
             wake: (0..workers).map(|_| AtomicBool::new(false)).collect(),
             stop: AtomicBool::new(false),
+            idle_hooks: Mutex::default(),
         });
         let mut handles = Vec::with_capacity(workers);
         for (index, queue) in queues.into_iter().enumerate() {
@@ -142,6 +147,17 @@ impl Pool {
     pub fn global() -> &'static Arc<Pool> {
         static GLOBAL: OnceLock<Arc<Pool>> = OnceLock::new();
         GLOBAL.get_or_init(|| Pool::new(std::thread::available_parallelism().map_or(1, |n| n.get())))
+    }
+
+    /// Calls `hook` whenever a worker has run out of work, before it looks for other workers' and sleeps. It should
+    /// be short: the worker takes no job meanwhile. It is dropped when it returns false.
+    pub fn on_idle(&self, hook: IdleHook) {
+        self.shared.idle_hooks.lock().unwrap_or_else(PoisonError::into_inner).push(hook);
+    }
+
+    /// Whether any worker thread could be started; without one no job ever runs.
+    pub fn is_alive(&self) -> bool {
+        !self.handles.is_empty()
     }
 
     /// Number of workers.
@@ -359,6 +375,10 @@ impl Worker {
     /// Searches, helps with loops, sleeps; returns a job, or none when the pool stops.
     fn find(&self) -> Option<Job> {
         let s = &*self.shared;
+        // Another worker in here does the same.
+        if let Ok(mut hooks) = s.idle_hooks.try_lock() {
+            hooks.retain(|h| h());
+        }
         loop {
             // At most half of the workers search at a time: work then tends to stay on the cores where its data is.
             let most = (s.stealers.len() / 2).max(1);

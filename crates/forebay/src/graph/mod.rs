@@ -8,7 +8,7 @@ pub(crate) mod task;
 
 pub use draw::Drawing;
 pub use file::{Library, load, parse};
-pub use task::{Arg, Impl, Invocation, Launch, PortKind, Task, Work};
+pub use task::{Arg, Impl, Invocation, Launch, Outgoing, PortKind, Task, Work};
 
 use crate::block::Signals;
 use crate::error::{Error, Result};

@@ -453,6 +453,48 @@ impl PortKey for &str {
     }
 }
 
+/// A datablock on its way out. It does not give access to the bytes: [`Invocation::output`] hands those out once.
+#[derive(Clone, Copy)]
+pub struct Outgoing<'a>(&'a Datablock);
+
+impl Outgoing<'_> {
+    /// What it holds.
+    pub fn template(&self) -> Template {
+        self.0.template()
+    }
+
+    /// Number of its elements.
+    pub fn records(&self) -> usize {
+        self.0.records()
+    }
+
+    /// As [`Datablock::set_records`].
+    ///
+    /// # Errors
+    /// The same.
+    pub fn set_records(&self, n: usize) -> Result<()> {
+        self.0.set_records(n)
+    }
+
+    /// Its marks.
+    pub fn signals(&self) -> Signals {
+        self.0.signals()
+    }
+
+    /// Replaces its marks.
+    pub fn set_signals(&self, s: Signals) {
+        self.0.set_signals(s);
+    }
+
+    /// As [`Datablock::set_meta`].
+    ///
+    /// # Errors
+    /// The same.
+    pub fn set_meta(&self, bytes: &[u8]) -> Result<()> {
+        self.0.set_meta(bytes)
+    }
+}
+
 /// What a task's function sees: this invocation's datablocks.
 pub struct Invocation<'a> {
     pub(crate) node: &'a Node,
@@ -512,11 +554,11 @@ impl<'a> Invocation<'a> {
         Ok(unsafe { std::slice::from_raw_parts_mut(p.cast::<T>(), b.template().bytes() / size_of::<T>()) })
     }
 
-    /// The datablock at an output port, to set its record count, marks or metadata.
-    pub fn out(&self, port: impl PortKey) -> Result<&'a Datablock, TaskError> {
+    /// What goes out beside the bytes at an output port: record count, marks, metadata.
+    pub fn out(&self, port: impl PortKey) -> Result<Outgoing<'a>, TaskError> {
         let i = port.find(&self.node.output_names).ok_or_else(|| self.missing("output", port.text()))?;
         let outputs: &'a [Option<Datablock>] = self.outputs;
-        outputs[i].as_ref().ok_or_else(|| self.missing("output", port.text()))
+        outputs[i].as_ref().map(Outgoing).ok_or_else(|| self.missing("output", port.text()))
     }
 
     /// The iteration space.

@@ -1,7 +1,7 @@
 //! A device as one runtime uses it: one queue, and a bound on what is in flight.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -9,6 +9,8 @@ use forebay_hal::{Device, Fence, Kind, Queue, Result};
 
 /// Invocations that may be in flight on a device when throughput counts.
 pub(crate) const DEPTH_THROUGHPUT: usize = 32;
+/// Invocations that share a fence: an event and a submission for each would cost as much as a small kernel.
+const BATCH: usize = 8;
 /// While the oldest invocation in flight is older than this, no more than two are: what is issued far ahead of slow
 /// kernels gains no throughput and costs latency.
 const MAX_AHEAD: Duration = Duration::from_millis(2);
@@ -22,6 +24,8 @@ pub(crate) struct DeviceHandle {
     pub(crate) device: Arc<dyn Device>,
     queue: Mutex<Issue>,
     depth: usize,
+    /// Something was issued that has no fence behind it yet.
+    unfenced: AtomicBool,
     /// Bytes moved to and from the device.
     pub(crate) copied: AtomicU64,
     /// Invocations issued.
@@ -32,6 +36,8 @@ pub(crate) struct DeviceHandle {
 pub(crate) struct Issue {
     pub(crate) queue: Box<dyn Queue>,
     in_flight: VecDeque<(Fence, Instant)>,
+    /// Invocations since the last fence.
+    unfenced: usize,
 }
 
 impl DeviceHandle {
@@ -40,8 +46,9 @@ impl DeviceHandle {
         Ok(Arc::new(DeviceHandle {
             index,
             device,
-            queue: Mutex::new(Issue { queue, in_flight: VecDeque::with_capacity(depth + 1) }),
+            queue: Mutex::new(Issue { queue, in_flight: VecDeque::with_capacity(depth + 1), unfenced: 0 }),
             depth,
+            unfenced: AtomicBool::new(false),
             copied: AtomicU64::new(0),
             invocations: AtomicU64::new(0),
         }))
@@ -71,8 +78,22 @@ impl DeviceHandle {
 }
 
 impl Issue {
-    /// Ends the issue of one invocation; blocks while more than `depth` are in flight.
-    pub(crate) fn invocation_issued(&mut self, depth: usize) -> Result<()> {
+    /// Ends the issue of one invocation; blocks while more than `depth` are in flight. Invocations are fenced, and so
+    /// handed to the device, in batches; [`DeviceHandle::flush`] hands over what is left when a worker has nothing else
+    /// to issue. Returns whether something is left.
+    pub(crate) fn invocation_issued(&mut self, depth: usize) -> Result<bool> {
+        self.unfenced += 1;
+        // With a small depth order counts, and every invocation is awaited for itself.
+        if depth > DEPTH_PRIORITY && self.unfenced < BATCH {
+            return Ok(true);
+        }
+        self.fence(depth)?;
+        Ok(false)
+    }
+
+    fn fence(&mut self, depth: usize) -> Result<()> {
+        let batches = if depth > DEPTH_PRIORITY { depth / BATCH } else { depth };
+        self.unfenced = 0;
         let fence = self.queue.fence()?;
         let now = Instant::now();
         if self.in_flight.back().is_none_or(|(f, _)| *f != fence) {
@@ -80,7 +101,7 @@ impl Issue {
         }
         while let Some(&(oldest, since)) = self.in_flight.front() {
             let late = self.in_flight.len() > DEPTH_PRIORITY && now.duration_since(since) > MAX_AHEAD;
-            if self.in_flight.len() > depth || late {
+            if self.in_flight.len() > batches || late {
                 self.queue.wait(oldest)?;
             } else if !self.queue.done(oldest)? {
                 break;
@@ -88,6 +109,22 @@ impl Issue {
             self.in_flight.pop_front();
         }
         Ok(())
+    }
+}
+
+impl DeviceHandle {
+    /// Hands the device what was issued and not fenced yet. Called by a worker that has run out of work, so it may wait
+    /// for the queue: whoever holds it is issuing, or waiting for the device.
+    pub(crate) fn flush(&self) {
+        if self.unfenced.swap(false, Ordering::AcqRel) {
+            // A failure here is sticky on the device and meets whoever uses it next.
+            let _ = self.lock().fence(self.depth);
+        }
+    }
+
+    /// Marks that something was issued and not fenced.
+    pub(crate) fn leave_unfenced(&self) {
+        self.unfenced.store(true, Ordering::Release);
     }
 }
 

@@ -481,8 +481,10 @@ fn dispatch(
                     None => run_kernel(&core.runtime.pool, &l.kernel, &g, args)?,
                 }
             }
-            if let Some(q) = &mut issue {
-                q.invocation_issued(d.depth())?;
+            if let Some(q) = &mut issue
+                && q.invocation_issued(d.depth())?
+            {
+                d.leave_unfenced();
             }
             d.invocations.fetch_add(1, Ordering::Relaxed);
             drop(issue);

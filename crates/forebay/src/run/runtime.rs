@@ -102,6 +102,10 @@ impl RuntimeBuilder {
             Some(n) => Workers::new(n),
             None => Workers::global().clone(),
         };
+        if !pool.is_alive() {
+            let why = "no worker thread could be started (see the limits on threads and memory)".into();
+            return Err(Error::Size { what: "runtime".into(), why });
+        }
         let mut all: Vec<Arc<dyn Device>> = vec![Arc::new(CpuDevice::new(pool.clone()))];
         all.extend(self.devices.unwrap_or_else(accelerators));
         if all.len() > MAX_DEVICES {
@@ -118,14 +122,24 @@ impl RuntimeBuilder {
         let strengths = devices.iter().map(|d| d.device.info().strength).collect();
         // A worker issues one invocation at a time to an accelerator; `depth` bounds what runs behind it.
         let slots = devices.iter().map(|d| if d.is_host() { pool.workers() } else { 1 }).collect();
-        Ok(Runtime(Arc::new(RuntimeInner {
+        let inner = Arc::new(RuntimeInner {
             dispatcher: Dispatcher::new(self.mode, strengths, slots),
             devices,
             pool,
             mode: self.mode,
             pinned,
             epoch: Instant::now(),
-        })))
+        });
+        // Only the devices: a hook that kept the runtime alive for a moment could become its last owner.
+        let asynchronous: Vec<_> = inner.devices.iter().filter(|d| !d.is_host()).map(Arc::downgrade).collect();
+        if !asynchronous.is_empty() {
+            inner.pool.on_idle(Box::new(move || {
+                let alive: Vec<_> = asynchronous.iter().filter_map(std::sync::Weak::upgrade).collect();
+                alive.iter().for_each(|d| d.flush());
+                !alive.is_empty()
+            }));
+        }
+        Ok(Runtime(inner))
     }
 }
 
