@@ -144,7 +144,7 @@ impl Inner {
             let (device, buffer) = (v.devices[i].device.clone(), v.devices[i].buffer.clone());
             let mut q = device.lock();
             q.queue.copy(&buffer, 0, &host, 0, bytes)?;
-            let fence = q.queue.fence()?;
+            let fence = q.fence_now()?;
             q.queue.wait(fence)?;
             drop(q);
             device.count_copy(bytes);
@@ -224,8 +224,9 @@ impl Datablock {
         if bytes > 0 {
             let mut q = d.lock();
             q.queue.copy(&host, 0, &buffer, 0, bytes)?;
-            let fence = q.queue.fence()?;
+            let fence = q.next_fence();
             drop(q);
+            d.leave_unfenced();
             d.count_copy(bytes);
             v.host_readers.retain(|(o, _)| !Arc::ptr_eq(o, d));
             v.host_readers.push((d.clone(), fence));

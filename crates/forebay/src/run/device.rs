@@ -38,6 +38,8 @@ pub(crate) struct Issue {
     in_flight: VecDeque<(Fence, Instant)>,
     /// Invocations since the last fence.
     unfenced: usize,
+    /// The latest fence.
+    last: Fence,
 }
 
 impl DeviceHandle {
@@ -46,7 +48,12 @@ impl DeviceHandle {
         Ok(Arc::new(DeviceHandle {
             index,
             device,
-            queue: Mutex::new(Issue { queue, in_flight: VecDeque::with_capacity(depth + 1), unfenced: 0 }),
+            queue: Mutex::new(Issue {
+                queue,
+                in_flight: VecDeque::with_capacity(depth + 1),
+                unfenced: 0,
+                last: Fence::default(),
+            }),
             depth,
             unfenced: AtomicBool::new(false),
             copied: AtomicU64::new(0),
@@ -68,8 +75,14 @@ impl DeviceHandle {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Waits for a fence, or for one that [`Issue::next_fence`] promised.
     pub(crate) fn wait(&self, fence: Fence) -> Result<()> {
-        self.lock().queue.wait(fence)
+        let mut issue = self.lock();
+        if fence > issue.last {
+            issue.fence_now()?;
+        }
+        let fence = fence.min(issue.last);
+        issue.queue.wait(fence)
     }
 
     pub(crate) fn count_copy(&self, bytes: usize) {
@@ -91,10 +104,21 @@ impl Issue {
         Ok(false)
     }
 
+    /// A fence behind everything so far.
+    pub(crate) fn fence_now(&mut self) -> Result<Fence> {
+        self.last = self.queue.fence()?;
+        Ok(self.last)
+    }
+
+    /// The fence that will come behind a command that was just enqueued; whoever waits for it makes it if need be.
+    pub(crate) fn next_fence(&self) -> Fence {
+        Fence(self.last.0 + 1)
+    }
+
     fn fence(&mut self, depth: usize) -> Result<()> {
         let batches = if depth > DEPTH_PRIORITY { depth / BATCH } else { depth };
         self.unfenced = 0;
-        let fence = self.queue.fence()?;
+        let fence = self.fence_now()?;
         let now = Instant::now();
         if self.in_flight.back().is_none_or(|(f, _)| *f != fence) {
             self.in_flight.push_back((fence, now));
