@@ -102,7 +102,8 @@ fn commit() -> String {
         return c;
     }
     let Some(hash) = command("git", &["rev-parse", "--short=12", "HEAD"]) else { return "unknown".into() };
-    let dirty = command("git", &["status", "--porcelain", "--untracked-files=no"]).is_some_and(|s| !s.is_empty());
+    let dirty = command("git", &["status", "--porcelain", "--untracked-files=no", "--", ".", ":!benches/results"])
+        .is_some_and(|s| !s.is_empty());
     if dirty { hash + "+" } else { hash }
 }
 
