@@ -1,0 +1,96 @@
+//! The command as a person runs it.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+fn forebay(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_forebay")).args(args).output().unwrap()
+}
+
+fn stdout(o: &Output) -> String {
+    String::from_utf8_lossy(&o.stdout).into_owned()
+}
+
+fn example() -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/6_graph_file.toml").display().to_string()
+}
+
+fn scratch(name: &str) -> PathBuf {
+    std::env::temp_dir().join(format!("forebay-cli-{}-{name}", std::process::id()))
+}
+
+#[test]
+fn the_demo_reports_what_it_did() {
+    let trace = scratch("demo.pftrace");
+    let args = ["demo", "gesture", "--device", "cpu", "--frames", "8", "--rate", "max", "--json", "--trace"];
+    let o = forebay(&[&args[..], &[&trace.display().to_string()]].concat());
+    assert!(o.status.success(), "{}", String::from_utf8_lossy(&o.stderr));
+    let v: serde_json::Value = serde_json::from_str(&stdout(&o)).unwrap();
+    assert_eq!(v["frames"], 8);
+    // Two frames warm up.
+    assert_eq!(v["tasks"]["xform"]["cpu"], 10);
+    assert!(v["gestures"].as_u64().unwrap() > 0 && v["fps"].as_f64().unwrap() > 0.0);
+    assert!(std::fs::metadata(&trace).unwrap().len() > 1000);
+    std::fs::remove_file(trace).unwrap();
+}
+
+#[test]
+fn a_device_that_is_not_here_and_options_that_make_no_sense_are_refused() {
+    for (args, word) in [
+        (&["demo", "gesture", "--device", "abacus"][..], "abacus"),
+        (&["demo", "gesture", "--rate", "0"], "rate"),
+        (&["demo", "gesture", "--frames", "0"], "frames"),
+        (&["demo", "gesture", "--mode", "random"], "first-available"),
+        (&["graph", "check", "/nonexistent.toml"], "/nonexistent.toml"),
+    ] {
+        let o = forebay(args);
+        assert!(!o.status.success());
+        let e = String::from_utf8_lossy(&o.stderr).into_owned();
+        assert!(e.contains(word) && !e.contains("panicked"), "{args:?}: {e}");
+    }
+}
+
+#[test]
+fn graph_files_are_checked_run_and_drawn() {
+    let file = example();
+    assert!(stdout(&forebay(&["graph", "check", &file])).contains("3 tasks, 6 channels"));
+    let (a, b) = (scratch("a.bin"), scratch("b.bin"));
+    let raw = |v: f32| std::iter::repeat_n(v.to_le_bytes(), 8).flatten().collect::<Vec<u8>>();
+    std::fs::write(&a, raw(3.0)).unwrap();
+    std::fs::write(&b, raw(4.0)).unwrap();
+    let feeds = [format!("--feed=split.in={}", a.display()), format!("--feed=add.b={}", b.display())];
+    let o = forebay(&["graph", "run", &file, "--blocks", "3", &feeds[0], &feeds[1]]);
+    assert!(
+        stdout(&o).contains("multiply.product: 3 datablocks") && stdout(&o).contains("[21.0, 21.0"),
+        "{}",
+        stdout(&o)
+    );
+    let (svg, dot) = (scratch("g.svg"), scratch("g.dot"));
+    for picture in [&svg, &dot] {
+        let o = forebay(&["graph", "draw", &file, "-o", &picture.display().to_string(), "--run", "5"]);
+        assert!(o.status.success(), "{}", String::from_utf8_lossy(&o.stderr));
+        let text = std::fs::read_to_string(picture).unwrap();
+        assert!(text.contains("multiply") && text.contains("5 passed"), "{text}");
+    }
+    let typo = scratch("typo.toml");
+    std::fs::write(&typo, std::fs::read_to_string(&file).unwrap().replace("add.sum", "add.summ")).unwrap();
+    let o = forebay(&["graph", "check", &typo.display().to_string()]);
+    let e = String::from_utf8_lossy(&o.stderr).into_owned();
+    assert!(!o.status.success() && e.contains(":31:1:") && e.contains("\"summ\""), "{e}");
+    for f in [a, b, svg, dot, typo] {
+        std::fs::remove_file(f).unwrap();
+    }
+}
+
+#[test]
+fn a_reader_that_goes_away_ends_the_command_quietly() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_forebay"))
+        .args(["demo", "gesture", "--device", "cpu", "--frames", "8", "--rate", "max"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let out = child.wait_with_output().unwrap();
+    assert!(!String::from_utf8_lossy(&out.stderr).contains("panicked"));
+}

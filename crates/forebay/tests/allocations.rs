@@ -1,0 +1,73 @@
+//! Steady state allocates nothing per item on the CPU path.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use forebay::{Graph, Result, Runtime, Task, Template};
+
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: everything is passed on to the system's allocator; counting has no effect on it.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's contract is passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(p, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn items_pass_through_a_warm_graph_without_an_allocation() -> Result<()> {
+    let t = Template::array::<u32>([64]);
+    let mut g = Graph::new("warm");
+    let a = g.add(Task::new("a").input("x", t).output("y", t).host(|inv| {
+        let (x, y) = (inv.input::<u32>("x")?, inv.output::<u32>("y")?);
+        y.iter_mut().zip(x).for_each(|(y, x)| *y = x + 1);
+        Ok(())
+    }))?;
+    // Two consumers: one in place, one not; and a join.
+    let b = g.add(Task::new("b").inout("x", t).host(|inv| {
+        inv.output::<u32>("x")?[0] += 1;
+        Ok(())
+    }))?;
+    let c = g.add(Task::new("c").input("p", t).input("q", t).output("sum", t).host(|inv| {
+        let (p, q) = (inv.input::<u32>("p")?, inv.input::<u32>("q")?);
+        inv.output::<u32>("sum")?[0] = p[0] + q[0];
+        Ok(())
+    }))?;
+    g.connect((a, "y"), (b, "x"))?;
+    g.connect((a, "y"), (c, "p"))?;
+    g.connect((b, "x"), (c, "q"))?;
+    let (feed, drain) = (g.feed((a, "x"), 4)?, g.drain((c, "sum"), 4)?);
+    let run = Runtime::builder().cpu_only().workers(2).build()?.start(g)?;
+    let data = [7u32; 64];
+    let pass = |n: u32| -> Result<()> {
+        for _ in 0..n {
+            let mut block = run.acquire(feed)?;
+            block.assign(&data)?;
+            run.push(feed, block)?;
+            assert_eq!(run.pull(drain)?.as_slice::<u32>()?[0], 17);
+        }
+        Ok(())
+    };
+    pass(2000)?;
+    // A pool may still grow by a block when threads meet in a new way; per item there is nothing.
+    let fewest = (0..5)
+        .map(|_| {
+            let before = ALLOCATIONS.load(Ordering::Relaxed);
+            pass(1000).map(|()| ALLOCATIONS.load(Ordering::Relaxed) - before)
+        })
+        .collect::<Result<Vec<_>>>()?;
+    assert_eq!(fewest.iter().min(), Some(&0), "allocations per 1000 items: {fewest:?}");
+    Ok(())
+}
