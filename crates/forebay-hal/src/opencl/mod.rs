@@ -8,7 +8,7 @@ use std::any::Any;
 use std::ffi::CString;
 use std::ptr::{NonNull, null, null_mut};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use cl3::types::{cl_command_queue, cl_context, cl_device_id, cl_int, cl_kernel, cl_mem, cl_program};
 use cl3::{context, device, error_codes, kernel, memory, platform, program};
@@ -19,11 +19,19 @@ use crate::{Buffer, Device, DeviceInfo, DriverError, Error, Kernel, Kind, Memory
 
 const LIBRARY: &str = "libOpenCL.so / libOpenCL.so.1";
 
-/// All OpenCL devices of all platforms.
+/// All OpenCL devices of all platforms, opened once for the process.
+///
+/// Once, because drivers are not to be trusted with being opened from several threads at a time: PoCL 3.1 crashes now
+/// and then when two threads ask for its platform first.
 ///
 /// # Errors
 /// [`Error::NoLibrary`] without an OpenCL loader, [`Error::NoDevice`] without a platform or device.
 pub fn devices() -> Result<Vec<Arc<dyn Device>>> {
+    static DEVICES: OnceLock<Result<Vec<Arc<dyn Device>>>> = OnceLock::new();
+    DEVICES.get_or_init(open_all).clone()
+}
+
+fn open_all() -> Result<Vec<Arc<dyn Device>>> {
     let none = |why: &str| Error::NoDevice { kind: Kind::OpenCl, why: why.into() };
     let platforms = platform::get_platform_ids().map_err(|code| match code {
         error_codes::DLOPEN_RUNTIME_LOAD_FAILED | error_codes::DLOPEN_FUNCTION_NOT_AVAILABLE => Error::NoLibrary {

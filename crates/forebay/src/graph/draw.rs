@@ -157,9 +157,11 @@ impl Drawing {
             } else {
                 "#555"
             };
-            // A way back runs beneath the boxes.
-            let path = if x2 + 10 < x1 {
-                let low = height - MARGIN / 2;
+            // A way back, or past other tasks, runs beneath the boxes.
+            let skips = matches!((from, to), (Some((f, _)), Some((t, _))) if columns[*t] > columns[*f] + 1);
+            let around = x2 + 10 < x1 || skips;
+            let low = height - MARGIN / 2;
+            let path = if around {
                 format!("M{x1},{y1} C{},{low} {},{low} {x2},{y2}", x1 + 60, x2.saturating_sub(60))
             } else {
                 let mid = (x1 + x2) / 2;
@@ -172,7 +174,7 @@ impl Drawing {
                 out,
                 "<text x='{}' y='{}' font-size='8' fill='#555' text-anchor='middle'>{label}</text>",
                 (x1 + x2) / 2,
-                (y1 + y2) / 2 - 4
+                if around { low - (low - y1.max(y2)) / 4 - 4 } else { (y1 + y2) / 2 - 4 }
             );
         }
         for (i, t) in self.tasks.iter().enumerate() {
