@@ -87,6 +87,12 @@ pub struct Running {
 
 /// The nice value of the calling thread; real-time threads count as -21.
 pub(crate) fn current_nice() -> i32 {
+    // Field 41 of proc_pid_stat(5), counted behind the parenthesised name, is the policy: 1 SCHED_FIFO, 2 SCHED_RR.
+    let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap_or_default();
+    let policy = stat.rsplit(") ").next().and_then(|rest| rest.split(' ').nth(38));
+    if matches!(policy, Some("1" | "2")) {
+        return -21;
+    }
     rustix::process::getpriority_process(None).unwrap_or(0)
 }
 
@@ -526,5 +532,32 @@ impl<T, F: FnMut(&mut Context<'_>) -> Option<T> + Unpin> Future for OnHost<F> {
             Some(v) => Poll::Ready(v),
             None => Poll::Pending,
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use crate::{Graph, Runtime, Task, Template};
+    use std::sync::atomic::Ordering;
+
+    #[test]
+    fn a_graph_takes_the_os_priority_of_the_thread_that_starts_it() {
+        let run = || {
+            let mut g = Graph::new("nice");
+            let t = g.add(Task::new("t").input("x", Template::scalar::<u64>()).host(|_| Ok(()))).unwrap();
+            g.feed((t, "x"), 1).unwrap();
+            Runtime::builder().cpu_only().build().unwrap().start(g).unwrap()
+        };
+        let here = super::current_nice();
+        let lower = here + 3;
+        // Nice values are per thread on Linux, and lowering one's own priority is always allowed.
+        let started = std::thread::spawn(move || {
+            rustix::process::setpriority_process(None, lower).unwrap();
+            run()
+        });
+        let started = started.join().unwrap();
+        assert_eq!(started.core.nice.load(Ordering::Relaxed), lower);
+        started.adopt_priority();
+        assert_eq!(started.core.nice.load(Ordering::Relaxed), here);
     }
 }
