@@ -39,16 +39,47 @@ pub trait Queue: Send {
     /// Blocks until `fence` has been reached.
     fn wait(&mut self, fence: Fence) -> Result<()>;
 
-    /// Starts recording commands into a replayable graph instead of running them, where the device has such graphs.
-    fn capture_begin(&mut self) -> Result<()> {
-        Err(crate::Error::Unsupported { device: "this device".into(), what: "captured command graphs".into() })
+    /// Runs the launches one after the other, or in any order that gives the same bytes. `recorded` belongs to the list:
+    /// devices with replayable command graphs keep one there and, when the same list comes again, replay it, or update
+    /// it in place when only buffers, scalars or iteration spaces changed. Nothing is left in it elsewhere.
+    ///
+    /// # Errors
+    /// As [`Queue::launch`].
+    fn launch_list(&mut self, list: &[Listed<'_>], recorded: &mut Recorded) -> Result<Issued> {
+        let _ = recorded;
+        list.iter().try_for_each(|l| self.launch(l.kernel, &l.geometry, l.args))?;
+        Ok(Issued::Singly)
     }
+}
 
-    /// Ends recording and runs what was recorded, reusing `slot`'s executable graph when only pointers changed.
-    /// Returns true when the graph was updated in place and false when it had to be built.
-    fn capture_run(&mut self, _slot: &mut Option<Box<dyn std::any::Any + Send>>) -> Result<bool> {
-        Err(crate::Error::Unsupported { device: "this device".into(), what: "captured command graphs".into() })
-    }
+/// One launch of a list ([`Queue::launch_list`]).
+#[derive(Clone, Copy)]
+pub struct Listed<'a> {
+    /// The kernel.
+    pub kernel: &'a Kernel,
+    /// Its iteration space.
+    pub geometry: Geometry,
+    /// Its arguments; at most 64.
+    pub args: &'a [Arg<'a>],
+    /// Bit `i`: the kernel writes the buffer that is argument `i`. What is not marked is only read.
+    pub writes: u64,
+}
+
+/// What a device remembers of a list of launches from one run to the next; empty at first.
+#[derive(Default)]
+pub struct Recorded(pub Option<Box<dyn std::any::Any + Send>>);
+
+/// How a list of launches reached the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Issued {
+    /// One by one: the device has no replayable graphs.
+    Singly,
+    /// A graph was built and launched.
+    Built,
+    /// A graph was updated in place and launched.
+    Updated,
+    /// A graph was launched as it was.
+    Replayed,
 }
 
 /// What must outlive the commands of a queue: released as fences are reached.
@@ -67,6 +98,7 @@ pub struct KeepAlive {
 enum Held {
     Buffer(Buffer),
     Kernel(Kernel),
+    Other(std::sync::Arc<dyn std::any::Any + Send + Sync>),
 }
 
 impl KeepAlive {
@@ -83,6 +115,11 @@ impl KeepAlive {
                 self.buffer(b);
             }
         }
+    }
+
+    /// Holds whatever a backend wants to keep for the commands before the next fence.
+    pub fn other(&mut self, held: std::sync::Arc<dyn std::any::Any + Send + Sync>) {
+        self.open.push(Held::Other(held));
     }
 
     /// Everything held so far is needed until `fence`.

@@ -1,5 +1,7 @@
 //! The conformance suite on every device of this machine.
 
+mod stand_in;
+
 use forebay_hal::{Device, Kind, conformance, discover};
 
 fn check(device: &dyn Device) {
@@ -33,4 +35,10 @@ fn opencl() {
 #[test]
 fn cuda() {
     check_kind(Kind::Cuda);
+}
+
+/// The CUDA backend against a stand-in for the driver that runs kernels on the host: what can be tested without a GPU.
+#[test]
+fn cuda_with_the_stand_in() {
+    stand_in::again("cuda");
 }

@@ -7,14 +7,13 @@
 //! - *modular*: the same operations, each item's operations spread over four threads that own queues of their own.
 //! - *hand-coded*: one thread; inputs in once, everything launched, the result out, wait.
 //! - *hand-coded asynchronous*: the same with two sets of buffers: an item is issued before the last one is waited for;
-//!   on CUDA its kernels are captured once per set and replayed as a graph.
+//!   on CUDA its kernels are a graph per set, built once and replayed.
 //! - *dataflow*: a Forebay graph, fed as fast as it takes.
 
-use std::any::Any;
 use std::sync::Arc;
 use std::time::Instant;
 
-use forebay::hal::{Arg as HalArg, Buffer, Device, Fence, Kernel, Queue, cpu::HostMemory};
+use forebay::hal::{Arg as HalArg, Buffer, Device, Fence, Kernel, Listed, Queue, Recorded, cpu::HostMemory};
 use forebay::{Arg, Datablock, Geometry, Graph, Kind, Launch, Result, Runtime, Source, Task, Template};
 
 use super::schema::{Row, median};
@@ -242,12 +241,19 @@ impl<'a> Bench<'a> {
         4 * self.dag.n * self.dag.n
     }
 
-    fn launch(&self, q: &mut dyn Queue, op: usize, values: &[&Buffer]) -> Result<()> {
-        let o = &self.dag.ops[op];
-        let mut args: Vec<HalArg<'_>> = values.iter().map(|b| HalArg::Buffer(b)).collect();
+    fn args<'b>(&self, op: usize, values: &[&'b Buffer]) -> Vec<HalArg<'b>> {
+        let mut args: Vec<HalArg<'b>> = values.iter().map(|b| HalArg::Buffer(b)).collect();
         args.push(HalArg::U32(self.dag.n as u32));
-        args.extend(o.numbers.iter().map(|n| HalArg::U32(*n)));
-        q.launch(&self.kernels[op], &Geometry::new(self.dag.n, self.dag.n, 1), &args).map_err(host_error)
+        args.extend(self.dag.ops[op].numbers.iter().map(|n| HalArg::U32(*n)));
+        args
+    }
+
+    fn space(&self) -> Geometry {
+        Geometry::new(self.dag.n, self.dag.n, 1)
+    }
+
+    fn launch(&self, q: &mut dyn Queue, op: usize, values: &[&Buffer]) -> Result<()> {
+        q.launch(&self.kernels[op], &self.space(), &self.args(op, values)).map_err(host_error)
     }
 
     /// One operation with its copies: what a component that knows nothing of its neighbours must do.
@@ -342,28 +348,37 @@ impl<'a> Bench<'a> {
         staging: &[Buffer],
         values: &[Buffer],
         out: &Buffer,
-        graph: Option<&mut Slot>,
+        graph: Option<&mut Recorded>,
     ) -> Result<()> {
         self.produce(staging);
         for (i, b) in staging.iter().enumerate() {
             q.copy(b, 0, &values[i], 0, self.bytes()).map_err(host_error)?;
         }
-        let capture = graph.is_some();
-        if capture {
-            q.capture_begin().map_err(host_error)?;
-        }
         let mut at: Vec<usize> = (0..self.dag.sources).collect();
+        let mut listed = Vec::new();
         for (op, o) in self.dag.ops.iter().enumerate() {
             let to = if o.in_place { at[o.inputs[0]] } else { self.dag.sources + op };
             let mut v: Vec<&Buffer> = o.inputs.iter().map(|&i| &values[at[i]]).collect();
             if !o.in_place {
                 v.push(&values[to]);
             }
-            self.launch(q, op, &v)?;
+            match graph {
+                None => self.launch(q, op, &v)?,
+                Some(_) => listed.push((op, self.args(op, &v), if o.in_place { 1 } else { 1 << o.inputs.len() })),
+            }
             at.push(to);
         }
-        if let Some(slot) = graph {
-            q.capture_run(slot).map_err(host_error)?;
+        if let Some(recorded) = graph {
+            let list: Vec<Listed<'_>> = listed
+                .iter()
+                .map(|(op, args, writes)| Listed {
+                    kernel: &self.kernels[*op],
+                    geometry: self.space(),
+                    args,
+                    writes: *writes,
+                })
+                .collect();
+            q.launch_list(&list, recorded).map_err(host_error)?;
         }
         q.copy(&values[at[at.len() - 1]], 0, out, 0, self.bytes()).map_err(host_error)
     }
@@ -388,7 +403,7 @@ impl<'a> Bench<'a> {
             staging: Vec<Buffer>,
             values: Vec<Buffer>,
             out: Buffer,
-            graph: Slot,
+            graph: Recorded,
             last: Option<Fence>,
         }
         let captures = self.device.info().kind == Kind::Cuda;
@@ -399,7 +414,7 @@ impl<'a> Bench<'a> {
                     staging: self.staging()?,
                     values: self.device_values(self.dag.sources + self.dag.ops.len())?,
                     out: self.device.alloc_host(self.bytes()).map_err(host_error)?,
-                    graph: None,
+                    graph: Recorded::default(),
                     last: None,
                 })
             })
@@ -510,8 +525,6 @@ impl<'a> Bench<'a> {
         Ok((t.elapsed().as_secs_f64() / items as f64, last))
     }
 }
-
-type Slot = Option<Box<dyn Any + Send>>;
 
 fn fill(b: &Buffer, seed: usize) {
     if let Some(p) = b.host_ptr() {

@@ -4,6 +4,7 @@
 //! The device's primary context is used, so that buffers are visible to other CUDA libraries of the process. After a
 //! fault the context is lost for good: every later call reports [`Error::Lost`] and calls nothing.
 
+mod graph;
 mod nvrtc;
 mod queue;
 mod sys;
@@ -77,6 +78,10 @@ impl Context {
             CURRENT.set(self.id as usize);
         }
         Ok(self.driver)
+    }
+
+    fn invalid(&self, what: String) -> Error {
+        Error::Invalid { device: self.name.clone(), what }
     }
 
     fn check(&self, call: &'static str, code: CuResult) -> Result<()> {

@@ -1,16 +1,16 @@
-//! A CUDA stream as an in-order queue, with capture into a graph that is replayed.
+//! A CUDA stream as an in-order queue.
 
-use std::any::Any;
 use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::sys::{self, CuEvent, CuGraph, CuGraphExec, CuStream, SUCCESS};
+use super::graph::Recording;
+use super::sys::{self, CuEvent, CuFunction, CuStream, SUCCESS};
 use super::{Context, CudaKernel, CudaMemory};
 use crate::cpu::{check_range, host_range};
-use crate::{Arg, Buffer, Error, Fence, Geometry, HostFn, KeepAlive, Kernel, Queue, Result};
+use crate::{Arg, Buffer, Error, Fence, Geometry, HostFn, Issued, KeepAlive, Kernel, Listed, Queue, Recorded, Result};
 
 /// Most arguments of a kernel.
 const MAX_ARGS: usize = 48;
@@ -25,28 +25,70 @@ pub(super) struct CudaQueue {
     issued: u64,
     reached: u64,
     dirty: bool,
-    capturing: bool,
     keep: KeepAlive,
 }
 
 // SAFETY: streams and events may be used from any thread with the context current; one thread at a time has `&mut`.
 unsafe impl Send for CudaQueue {}
 
-/// An executable graph that outlives the captures it is updated from.
-struct Executable {
-    exec: CuGraphExec,
-    context: Arc<Context>,
+fn mine<'b>(context: &Arc<Context>, b: &'b Buffer) -> Option<&'b CudaMemory> {
+    b.as_any().downcast_ref::<CudaMemory>().filter(|m| Arc::ptr_eq(&m.context, context))
 }
 
-// SAFETY: as for `CudaQueue`.
-unsafe impl Send for Executable {}
+fn foreign(context: &Context, what: &str) -> Error {
+    Error::Invalid { device: context.name.clone(), what: format!("{what} of another device") }
+}
 
-impl Drop for Executable {
-    fn drop(&mut self) {
-        if let Ok(d) = self.context.enter() {
-            // SAFETY: instantiated in `capture_run`, destroyed once; the driver defers this past running launches.
-            unsafe { (d.cuGraphExecDestroy)(self.exec) };
+/// A launch in the driver's terms.
+#[derive(Clone, PartialEq)]
+pub(super) struct Call {
+    pub(super) function: CuFunction,
+    pub(super) grid: [u32; 3],
+    pub(super) block: [u32; 3],
+    pub(super) shared_bytes: u32,
+    count: usize,
+    /// The arguments' bits, widened.
+    values: [u64; MAX_ARGS],
+}
+
+impl Call {
+    fn new(context: &Arc<Context>, kernel: &Kernel, geometry: &Geometry, args: &[Arg<'_>]) -> Result<Self> {
+        let ours = kernel.imp.as_any().downcast_ref::<CudaKernel>().filter(|k| Arc::ptr_eq(&k.context, context));
+        let ours = ours.ok_or_else(|| foreign(context, "kernel"))?;
+        if args.len() > MAX_ARGS {
+            let what = format!("call of kernel {} with {} arguments; the limit is {MAX_ARGS}", kernel.name, args.len());
+            return Err(Error::Invalid { device: context.name.clone(), what });
         }
+        let mut values = [0u64; MAX_ARGS];
+        for (v, a) in values.iter_mut().zip(args) {
+            *v = match a {
+                Arg::Buffer(b) => mine(context, b).ok_or_else(|| foreign(context, "buffer"))?.ptr,
+                scalar => u64::from_ne_bytes(scalar.scalar_bytes().unwrap_or_default().0),
+            };
+        }
+        let block = geometry.group_or_default();
+        let blocks = |i: usize| geometry.items[i].max(1).div_ceil(block[i]).min(u32::MAX as usize) as u32;
+        Ok(Call {
+            function: ours.function,
+            grid: [blocks(0), blocks(1), blocks(2)],
+            block: block.map(|b| b.min(u32::MAX as usize) as u32),
+            shared_bytes: geometry.shared_bytes,
+            count: args.len(),
+            values,
+        })
+    }
+
+    pub(super) fn values(&self) -> &[u64] {
+        &self.values[..self.count]
+    }
+
+    /// Pointers to the arguments, as the driver wants them; valid as long as `self` stays where it is.
+    pub(super) fn params(&mut self) -> [*mut c_void; MAX_ARGS] {
+        let mut out = [null_mut(); MAX_ARGS];
+        for (p, v) in out.iter_mut().zip(&mut self.values) {
+            *p = std::ptr::from_mut(v).cast();
+        }
+        out
     }
 }
 
@@ -64,17 +106,16 @@ impl CudaQueue {
             issued: 0,
             reached: 0,
             dirty: false,
-            capturing: false,
             keep: KeepAlive::default(),
         })
     }
 
     fn mine<'b>(&self, b: &'b Buffer) -> Option<&'b CudaMemory> {
-        b.as_any().downcast_ref::<CudaMemory>().filter(|m| Arc::ptr_eq(&m.context, &self.context))
+        mine(&self.context, b)
     }
 
     fn foreign(&self, what: &str) -> Error {
-        Error::Invalid { device: self.context.name.clone(), what: format!("{what} of another device") }
+        foreign(&self.context, what)
     }
 
     fn retire(&mut self, fence: u64) {
@@ -93,42 +134,13 @@ impl CudaQueue {
 impl Queue for CudaQueue {
     fn launch(&mut self, kernel: &Kernel, geometry: &Geometry, args: &[Arg<'_>]) -> Result<()> {
         let d = self.context.enter()?;
-        let ours = kernel
-            .imp
-            .as_any()
-            .downcast_ref::<CudaKernel>()
-            .filter(|k| Arc::ptr_eq(&k.context, &self.context))
-            .ok_or_else(|| self.foreign("kernel"))?;
-        if args.len() > MAX_ARGS {
-            let what = format!("call of kernel {} with {} arguments; the limit is {MAX_ARGS}", kernel.name, args.len());
-            return Err(Error::Invalid { device: self.context.name.clone(), what });
-        }
-        let mut values = [0u64; MAX_ARGS];
-        let mut params = [null_mut::<c_void>(); MAX_ARGS];
-        for (i, a) in args.iter().enumerate() {
-            values[i] = match a {
-                Arg::Buffer(b) => self.mine(b).ok_or_else(|| self.foreign("buffer"))?.ptr,
-                scalar => u64::from_ne_bytes(scalar.scalar_bytes().unwrap_or_default().0),
-            };
-            params[i] = (&raw mut values[i]).cast();
-        }
-        let b = geometry.group_or_default();
-        let grid = |i: usize| (geometry.items[i].max(1)).div_ceil(b[i]).min(u32::MAX as usize) as u32;
+        let mut call = Call::new(&self.context, kernel, geometry, args)?;
+        let (function, [gx, gy, gz], [bx, by, bz]) = (call.function, call.grid, call.block);
+        let mut params = call.params();
         // SAFETY: `params` points at one value per argument; the driver reads them before it returns.
         let code = unsafe {
-            (d.cuLaunchKernel)(
-                ours.function,
-                grid(0),
-                grid(1),
-                grid(2),
-                b[0] as u32,
-                b[1] as u32,
-                b[2] as u32,
-                geometry.shared_bytes,
-                self.stream,
-                params.as_mut_ptr(),
-                null_mut(),
-            )
+            let (stream, shared) = (self.stream, geometry.shared_bytes);
+            (d.cuLaunchKernel)(function, gx, gy, gz, bx, by, bz, shared, stream, params.as_mut_ptr(), null_mut())
         };
         self.context.check("cuLaunchKernel", code)?;
         self.keep.launch(kernel, args);
@@ -262,48 +274,22 @@ impl Queue for CudaQueue {
         Ok(())
     }
 
-    fn capture_begin(&mut self) -> Result<()> {
-        let d = self.context.enter()?;
-        // SAFETY: the stream is alive and not capturing (one user at a time).
-        let code = unsafe { (d.cuStreamBeginCapture)(self.stream, sys::CAPTURE_MODE_THREAD_LOCAL) };
-        self.context.check("cuStreamBeginCapture", code)?;
-        self.capturing = true;
-        Ok(())
-    }
-
-    fn capture_run(&mut self, slot: &mut Option<Box<dyn Any + Send>>) -> Result<bool> {
-        let d = self.context.enter()?;
-        self.capturing = false;
-        let mut graph: CuGraph = null_mut();
-        // SAFETY: `graph` is valid.
-        self.context.check("cuStreamEndCapture", unsafe { (d.cuStreamEndCapture)(self.stream, &mut graph) })?;
-        let ours = slot.as_ref().and_then(|s| s.downcast_ref::<Executable>());
-        let mut updated = false;
-        if let Some(e) = ours.filter(|e| Arc::ptr_eq(&e.context, &self.context)) {
-            let mut info = sys::GraphUpdateInfo { result: 0, error_node: null_mut(), error_from_node: null_mut() };
-            // SAFETY: both graphs are alive; a refusal leaves the executable as it was.
-            updated = unsafe { (d.cuGraphExecUpdate)(e.exec, graph, &mut info) } == SUCCESS;
+    fn launch_list(&mut self, list: &[Listed<'_>], recorded: &mut Recorded) -> Result<Issued> {
+        if let [l] = list {
+            // A graph of one node costs more than a launch.
+            self.launch(l.kernel, &l.geometry, l.args)?;
+            return Ok(Issued::Singly);
         }
-        let mut result = Ok(());
-        if !updated {
-            let mut exec = null_mut();
-            // SAFETY: `exec` is valid.
-            result = self
-                .context
-                .check("cuGraphInstantiate", unsafe { (d.cuGraphInstantiateWithFlags)(&mut exec, graph, 0) });
-            if result.is_ok() {
-                *slot = Some(Box::new(Executable { exec, context: self.context.clone() }));
-            }
-        }
-        // SAFETY: ended above; the executable holds its own copy.
-        unsafe { (d.cuGraphDestroy)(graph) };
-        result?;
-        if let Some(e) = slot.as_ref().and_then(|s| s.downcast_ref::<Executable>()) {
-            // SAFETY: the executable is alive and of this context.
-            self.context.check("cuGraphLaunch", unsafe { (d.cuGraphLaunch)(e.exec, self.stream) })?;
-        }
+        let calls = list.iter().map(|l| Call::new(&self.context, l.kernel, &l.geometry, l.args));
+        let calls = calls.collect::<Result<Vec<_>>>()?;
+        let fresh = || Box::new(Recording::new(self.context.clone()));
+        let known = recorded.0.take().and_then(|r| r.downcast::<Recording>().ok());
+        let mut recording = known.filter(|r| r.belongs_to(&self.context)).unwrap_or_else(fresh);
+        let (issued, held) = recording.launch(self.stream, list, &calls)?;
+        self.keep.other(held);
         self.dirty = true;
-        Ok(updated)
+        recorded.0 = Some(recording);
+        Ok(issued)
     }
 }
 
@@ -312,12 +298,6 @@ impl Drop for CudaQueue {
         if let Ok(d) = self.context.enter() {
             // SAFETY: all handles were made by this queue and are destroyed once, after everything has ended.
             unsafe {
-                if self.capturing {
-                    let mut graph = null_mut();
-                    if (d.cuStreamEndCapture)(self.stream, &mut graph) == SUCCESS {
-                        (d.cuGraphDestroy)(graph);
-                    }
-                }
                 (d.cuStreamSynchronize)(self.stream);
                 for e in self.fences.drain(..).map(|(_, e)| e).chain(self.spare.drain(..)) {
                     (d.cuEventDestroy)(e);

@@ -17,6 +17,7 @@ pub type CuFunction = *mut c_void;
 pub type CuStream = *mut c_void;
 pub type CuEvent = *mut c_void;
 pub type CuGraph = *mut c_void;
+pub type CuGraphNode = *mut c_void;
 pub type CuGraphExec = *mut c_void;
 pub type CuDevicePtr = u64;
 
@@ -37,16 +38,22 @@ pub const STREAM_NON_BLOCKING: c_uint = 1;
 pub const EVENT_BLOCKING_SYNC: c_uint = 1;
 pub const EVENT_DISABLE_TIMING: c_uint = 2;
 pub const MEMHOSTALLOC_PORTABLE: c_uint = 1;
-pub const CAPTURE_MODE_THREAD_LOCAL: c_int = 1;
 
-/// `CUgraphExecUpdateResultInfo`: result, then two node handles.
+/// `CUDA_KERNEL_NODE_PARAMS_v2` of CUDA 12.0 and later.
 #[repr(C)]
-pub struct GraphUpdateInfo {
-    pub result: c_int,
-    pub error_node: *mut c_void,
-    pub error_from_node: *mut c_void,
+pub struct KernelNodeParams {
+    pub func: CuFunction,
+    pub grid: [c_uint; 3],
+    pub block: [c_uint; 3],
+    pub shared_bytes: c_uint,
+    pub params: *mut *mut c_void,
+    pub extra: *mut *mut c_void,
+    /// Null: `func` is used.
+    pub kernel: *mut c_void,
+    /// Null: the current context.
+    pub context: CuContext,
 }
-const _: () = assert!(size_of::<GraphUpdateInfo>() == 24);
+const _: () = assert!(size_of::<KernelNodeParams>() == 72 && std::mem::offset_of!(KernelNodeParams, params) == 40);
 
 /// API version asked of `cuGetProcAddress`: 12.0.
 const API_VERSION: c_int = 12_000;
@@ -113,10 +120,12 @@ table! {
     cuEventRecord / "cuEventRecord": fn(event: CuEvent, stream: CuStream);
     cuEventQuery / "cuEventQuery": fn(event: CuEvent);
     cuEventSynchronize / "cuEventSynchronize": fn(event: CuEvent);
-    cuStreamBeginCapture / "cuStreamBeginCapture_v2": fn(stream: CuStream, mode: c_int);
-    cuStreamEndCapture / "cuStreamEndCapture": fn(stream: CuStream, graph: *mut CuGraph);
+    cuGraphCreate / "cuGraphCreate": fn(graph: *mut CuGraph, flags: c_uint);
+    cuGraphAddKernelNode / "cuGraphAddKernelNode_v2": fn(node: *mut CuGraphNode, graph: CuGraph,
+        dependencies: *const CuGraphNode, n: usize, params: *const KernelNodeParams);
+    cuGraphExecKernelNodeSetParams / "cuGraphExecKernelNodeSetParams_v2": fn(exec: CuGraphExec, node: CuGraphNode,
+        params: *const KernelNodeParams);
     cuGraphInstantiateWithFlags / "cuGraphInstantiateWithFlags": fn(exec: *mut CuGraphExec, graph: CuGraph, flags: u64);
-    cuGraphExecUpdate / "cuGraphExecUpdate_v2": fn(exec: CuGraphExec, graph: CuGraph, info: *mut GraphUpdateInfo);
     cuGraphLaunch / "cuGraphLaunch": fn(exec: CuGraphExec, stream: CuStream);
     cuGraphDestroy / "cuGraphDestroy": fn(graph: CuGraph);
     cuGraphExecDestroy / "cuGraphExecDestroy": fn(exec: CuGraphExec);
@@ -215,7 +224,7 @@ mod tests {
             return;
         };
         assert!(open(&whole.to_string_lossy()).is_ok());
-        for missing in ["cuGraphExecUpdate_v2", "cuMemAlloc_v2", "cuInit"] {
+        for missing in ["cuGraphAddKernelNode_v2", "cuMemAlloc_v2", "cuInit"] {
             let path = stand_in(missing).expect("compiled once already");
             match open(&path.to_string_lossy()) {
                 Err(Error::NoSymbol { symbol, .. }) => assert_eq!(symbol, missing),
