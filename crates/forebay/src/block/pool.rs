@@ -45,8 +45,10 @@ impl Pool {
     }
 
     pub(super) fn alloc_host(&self, bytes: usize) -> Result<Buffer> {
-        Ok(match &self.pinned {
-            Some(d) => d.alloc_host(bytes)?,
+        // Page-locked memory is for speed: without it, because it is used up or the device is lost, any will do.
+        let pinned = self.pinned.as_ref().and_then(|d| d.alloc_host(bytes).ok());
+        Ok(match pinned {
+            Some(b) => b,
             None => HostMemory::buffer(bytes)?,
         })
     }

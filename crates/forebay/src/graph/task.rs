@@ -48,6 +48,7 @@ pub(crate) enum MetaUse {
     Iterations,
 }
 
+#[derive(Clone)]
 pub(crate) struct InPort {
     pub(crate) name: String,
     pub(crate) kind: PortKind,
@@ -105,12 +106,23 @@ pub struct Launch {
     pub(crate) entry: String,
     pub(crate) args: Vec<Arg>,
     pub(crate) geometry: Option<Geometry>,
+    /// In a fused task: the task whose iteration space it runs over.
+    pub(crate) member: Option<u32>,
+    /// In a fused task, bit `i`: argument `i` is only read.
+    pub(crate) read_only: u64,
 }
 
 impl Launch {
     /// `entry` of `source` with these arguments, over the task's iteration space.
     pub fn new(source: Source, entry: &str, args: impl IntoIterator<Item = Arg>) -> Self {
-        Launch { source, entry: entry.into(), args: args.into_iter().collect(), geometry: None }
+        Launch {
+            source,
+            entry: entry.into(),
+            args: args.into_iter().collect(),
+            geometry: None,
+            member: None,
+            read_only: 0,
+        }
     }
 
     /// Over a space of its own.

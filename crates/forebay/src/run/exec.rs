@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use forebay_hal::cpu::{Job, Worker, run_kernel};
-use forebay_hal::{Arg as HalArg, Geometry};
+use forebay_hal::{Arg as HalArg, Geometry, Listed, Result as HalResult};
 
-use super::node::{Chan, Core, EndRef, Imp, InKind, KArg, Link, Node, Out, Own};
+use super::node::{Chan, Core, EndRef, Imp, InKind, KArg, KLaunch, Link, Node, Out, Own};
 use crate::block::{Datablock, Signals};
 use crate::error::{Error, TaskError};
 use crate::graph::{Invocation, Predicate, Work};
@@ -276,7 +276,8 @@ pub(crate) fn run(core: &Core, node: &Node, own: &mut Own, device: usize, worker
 #[cold]
 fn fail(core: &Core, node: &Node, device: usize, why: TaskError) {
     let device = core.runtime.devices.get(device).map_or("?", |d| &d.device.info().name).to_owned();
-    core.fail(Error::Failed { task: node.name.clone(), device, why: Arc::new(why) });
+    let task = node.region.as_deref().unwrap_or(&node.name).to_owned();
+    core.fail(Error::Failed { task, device, why: Arc::new(why) });
 }
 
 /// The common case, straight through: plain inputs, no groups, a function on the host.
@@ -438,7 +439,7 @@ fn dispatch(
             }
             call(core, node, work, ins, outs, Some(geometry), iteration, finished)
         }
-        Imp::Kernels { launches, scratch, reads, writes } => {
+        Imp::Kernels { launches, scratch, reads, writes, recorded } => {
             let d = &core.runtime.devices[device];
             for (i, b) in ins.iter().enumerate() {
                 in_buffers[i] = match b {
@@ -467,18 +468,45 @@ fn dispatch(
                     KArg::F32(v) => HalArg::F32(v),
                 })
             };
-            let host = d.is_host();
-            let mut issue = if host { None } else { Some(d.lock()) };
-            for l in launches.iter() {
-                let g = l.geometry.unwrap_or(geometry);
+            let space = |l: &KLaunch| {
+                let of_member = |m: u32| core.nodes[m as usize].geometry_now();
+                l.geometry.or_else(|| l.member.map(of_member)).unwrap_or(geometry)
+            };
+            let one = |l: &KLaunch, launch: &mut dyn FnMut(&Geometry, &[HalArg<'_>]) -> HalResult<()>| {
+                let g = space(l);
                 let mut args = [HalArg::U32(0); MAX_ARGS];
                 for (to, a) in args.iter_mut().zip(&l.args) {
                     *to = resolve(a, &g)?;
                 }
-                let args = &args[..l.args.len()];
-                match &mut issue {
-                    Some(q) => q.queue.launch(&l.kernel, &g, args)?,
-                    None => run_kernel(&core.runtime.pool, &l.kernel, &g, args)?,
+                Ok::<(), TaskError>(launch(&g, &args[..l.args.len()])?)
+            };
+            let host = d.is_host();
+            let mut issue = if host { None } else { Some(d.lock()) };
+            match (&mut issue, launches.as_ref()) {
+                (None, all) => {
+                    for l in all {
+                        one(l, &mut |g, args| run_kernel(&core.runtime.pool, &l.kernel, g, args))?;
+                    }
+                }
+                (Some(q), [l]) => one(l, &mut |g, args| q.queue.launch(&l.kernel, g, args))?,
+                (Some(q), all) => {
+                    // Two allocations for a whole list, on the way to a driver that makes more.
+                    let mut args = Vec::with_capacity(all.iter().map(|l| l.args.len()).sum());
+                    for l in all {
+                        let g = space(l);
+                        for a in &l.args {
+                            args.push(resolve(a, &g)?);
+                        }
+                    }
+                    let mut rest = args.as_slice();
+                    let listed = |l| {
+                        let KLaunch { kernel, args, writes, .. }: &KLaunch = l;
+                        let (mine, others) = rest.split_at(args.len());
+                        rest = others;
+                        Listed { kernel, geometry: space(l), args: mine, writes: *writes }
+                    };
+                    let list: Vec<Listed<'_>> = all.iter().map(listed).collect();
+                    q.queue.launch_list(&list, recorded)?;
                 }
             }
             if let Some(q) = &mut issue

@@ -3,6 +3,7 @@
 pub(crate) mod device;
 mod dispatch;
 mod exec;
+mod fuse;
 mod host;
 pub(crate) mod node;
 mod notify;

@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use forebay_hal::{Buffer, Geometry, Kernel};
+use forebay_hal::{Buffer, Geometry, Kernel, Recorded};
 use forebay_policy::DeviceSet;
 use smallvec::SmallVec;
 
@@ -56,6 +56,8 @@ pub(crate) struct Chan {
     pub(crate) host: Option<Box<HostEnd>>,
     /// For feeds: where the program gets blocks to fill.
     pub(crate) pool: Option<PoolRef>,
+    /// Inside a region that this task leads: nothing goes through it.
+    pub(crate) inside: Option<u32>,
 }
 
 // SAFETY: `latched` belongs to the producer's owner (node.rs, `Node::own`); the ring's sides likewise.
@@ -159,12 +161,16 @@ pub(crate) struct KLaunch {
     pub(crate) kernel: Kernel,
     pub(crate) args: Box<[KArg]>,
     pub(crate) geometry: Option<Geometry>,
+    /// In a fused task: the task whose iteration space it runs over.
+    pub(crate) member: Option<u32>,
+    /// Bit `i`: argument `i` is a buffer that may be written.
+    pub(crate) writes: u64,
 }
 
 /// How a task runs on one device.
 pub(crate) enum Imp {
     Host(Work),
-    Kernels { launches: Box<[KLaunch]>, scratch: Box<[Buffer]>, reads: u64, writes: u64 },
+    Kernels { launches: Box<[KLaunch]>, scratch: Box<[Buffer]>, reads: u64, writes: u64, recorded: Recorded },
 }
 
 /// A task of a running graph.
@@ -201,6 +207,10 @@ pub(crate) struct Node {
     pub(crate) input_names: Box<[Arc<str>]>,
     pub(crate) output_names: Box<[Arc<str>]>,
     pub(crate) name: String,
+    /// The task that runs for this one: itself, or the first of the region that it is fused into.
+    pub(crate) lead: u32,
+    /// Name of the region that this task leads.
+    pub(crate) region: Option<Box<str>>,
 }
 
 // SAFETY: `own` is touched only by the owner; everything else is Sync.
@@ -356,7 +366,17 @@ impl Node {
             core: AtomicPtr::new(std::ptr::null_mut()),
             stats: Stats::default(),
             by_device: Default::default(),
+            lead: index,
+            region: None,
         }
+    }
+
+    /// A task that another one runs for (fuse.rs): a name and an iteration space.
+    pub(crate) fn fused(name: String, index: u32, lead: u32, geometry: Geometry) -> Self {
+        let none = || Box::<[Arc<str>]>::default();
+        let (inputs, outputs, imps) = (Few::new(), Few::new(), Few::new());
+        let node = Node::new(name, index, inputs, outputs, none(), none(), imps, true, geometry, 0, 0);
+        Node { lead, ..node }
     }
 
     /// Called once, before the first notification.

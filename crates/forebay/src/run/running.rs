@@ -57,6 +57,8 @@ pub struct TaskStats {
     pub avg_run_ns: u64,
     /// Decayed average of waits for a device, ns.
     pub avg_wait_ns: u64,
+    /// The region that the task is fused into, if it is: its tasks run as one, and these numbers are the region's.
+    pub region: Option<String>,
 }
 
 /// Numbers of one channel.
@@ -110,18 +112,22 @@ impl Running {
 
     fn port_of(&self, id: u32) -> String {
         let c = &self.core.channels[id as usize];
-        let name = |n: u32| self.core.nodes[n as usize].name.clone();
+        // Ports of a region carry their task's name already.
+        let full = |n: u32, port: &str| match self.core.nodes[n as usize].region {
+            Some(_) => port.to_owned(),
+            None => format!("{}.{port}", self.core.nodes[n as usize].name),
+        };
         match (c.from, c.to) {
             (EndRef::Host, EndRef::Node(n)) => {
                 let node = &self.core.nodes[n as usize];
                 let port = node.inputs.iter().position(|i| i.channel == id).map_or("?", |i| &node.input_names[i]);
-                format!("{}.{port}", name(n))
+                full(n, port)
             }
             (EndRef::Node(n), _) => {
                 let node = &self.core.nodes[n as usize];
                 let port =
                     node.outputs.iter().position(|o| o.channels.contains(&id)).map_or("?", |i| &node.output_names[i]);
-                format!("{}.{port}", name(n))
+                full(n, port)
             }
             _ => "?".into(),
         }
@@ -406,7 +412,7 @@ impl Running {
         self.adopt_priority();
         self.core.stopping.store(false, Ordering::SeqCst);
         self.close_ends(false);
-        for n in &self.core.nodes {
+        for n in self.core.nodes.iter().filter(|n| n.lead == n.index) {
             if n.notify.notify() {
                 // SAFETY: we own the node now; the graph lives while a task is owned.
                 unsafe { self.core.runtime.pool.submit(exec::job(n)) };
@@ -452,12 +458,13 @@ impl Running {
         n.ok_or_else(|| Error::NoSuch { what: "task", graph: self.core.name.clone() })
     }
 
-    /// Changes a task's static priority; from its next invocation on.
+    /// Changes a task's static priority; from its next invocation on. Tasks that were fused share theirs.
     ///
     /// # Errors
     /// [`Error::NoSuch`].
     pub fn set_priority(&self, task: TaskId, priority: i32) -> Result<()> {
-        self.node(task)?.priority.store(priority, Ordering::Relaxed);
+        let n = self.node(task)?;
+        self.core.nodes[n.lead as usize].priority.store(priority, Ordering::Relaxed);
         Ok(())
     }
 
@@ -479,8 +486,9 @@ impl Running {
     pub fn snapshot(&self) -> Snapshot {
         const STATES: [&str; 4] = ["waiting", "queued", "executing", "completed"];
         let devices = self.core.runtime.devices.len();
-        let tasks = self.core.nodes.iter().map(|n| TaskStats {
-            name: n.name.clone(),
+        let tasks = self.core.nodes.iter().map(|n| (&n.name, &self.core.nodes[n.lead as usize]));
+        let tasks = tasks.map(|(name, n)| TaskStats {
+            name: name.clone(),
             invocations: n.stats.invocations.load(Ordering::Relaxed),
             by_device: match n.managed {
                 true => n.by_device[..devices].iter().map(|d| d.load(Ordering::Relaxed)).collect(),
@@ -492,11 +500,15 @@ impl Running {
             state: STATES[usize::from(n.stats.state.load(Ordering::Relaxed)) % 4],
             avg_run_ns: n.stats.avg_run.load(Ordering::Relaxed),
             avg_wait_ns: n.stats.avg_wait.load(Ordering::Relaxed),
+            region: n.region.as_deref().map(str::to_owned),
         });
         let channels = self.core.channels.iter().map(|c| ChannelStats {
             len: c.ring.len(),
             capacity: c.ring.capacity(),
-            passed: c.ring.pushed() as u64,
+            passed: match c.inside {
+                Some(lead) => self.core.nodes[lead as usize].stats.invocations.load(Ordering::Relaxed),
+                None => c.ring.pushed() as u64,
+            },
         });
         Snapshot { tasks: tasks.collect(), channels: channels.collect() }
     }

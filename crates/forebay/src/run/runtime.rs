@@ -1,17 +1,19 @@
 //! The runtime: devices, workers, scheduling mode; and the step from a checked graph to a running one.
 
 use std::cell::UnsafeCell;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI32};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use forebay_hal::cpu::{CpuDevice, Pool as Workers};
-use forebay_hal::{Device, Kind};
+use forebay_hal::{Device, Kind, Recorded};
 use forebay_policy::Mode;
 
 use super::device::{DEPTH_PRIORITY, DEPTH_THROUGHPUT, DeviceHandle};
 use super::dispatch::Dispatcher;
 use super::exec::MAX_ARGS;
+use super::fuse::{Parts, fuse};
 use super::host::HostEnd;
 use super::node::{Chan, Core, EndRef, Few, Imp, In, InKind, KArg, KLaunch, Node, Out, PoolRef};
 use super::ring::Ring;
@@ -30,6 +32,7 @@ pub(crate) struct RuntimeInner {
     pub(crate) pool: Arc<Workers>,
     pub(crate) dispatcher: Dispatcher,
     mode: Mode,
+    fusion: bool,
     /// The device whose page-locked memory blocks should live in on the host.
     pinned: Option<Arc<dyn Device>>,
     epoch: Instant,
@@ -52,6 +55,7 @@ pub struct RuntimeBuilder {
     devices: Option<Vec<Arc<dyn Device>>>,
     workers: Option<usize>,
     mode: Mode,
+    unfused: bool,
 }
 
 impl RuntimeBuilder {
@@ -93,6 +97,13 @@ impl RuntimeBuilder {
         self
     }
 
+    /// Whether static regions that can run on one accelerator only become one task each, which is the default: modular
+    /// graphs then cost what hand-written code costs. Never done under [`Mode::Priority`].
+    pub fn fusion(mut self, on: bool) -> Self {
+        self.unfused = !on;
+        self
+    }
+
     /// Opens the devices and starts the workers.
     ///
     /// # Errors
@@ -127,6 +138,7 @@ impl RuntimeBuilder {
             devices,
             pool,
             mode: self.mode,
+            fusion: !self.unfused && self.mode != Mode::Priority,
             pinned,
             epoch: Instant::now(),
         });
@@ -202,22 +214,47 @@ impl Runtime {
         graph.check()?;
         let rt = &self.0;
         let Graph { name, tasks, channels, into, out_of, .. } = graph;
+        let parts = Parts { tasks: &tasks, channels: &channels, into: &into, out_of: &out_of };
+        let regions = if rt.fusion { fuse(parts, |t| self.only_accelerator(t)) } else { Vec::new() };
+        let templates = tasks.iter().map(|t| t.outputs.iter().map(|p| p.template).collect::<Vec<Template>>()).collect();
+        let mut lead: Vec<u32> = (0..tasks.len() as u32).collect();
+        let mut inside: Vec<Option<u32>> = vec![None; channels.len()];
+        let mut room = vec![0; channels.len()];
+        let mut leads = HashMap::new();
+        for f in regions {
+            let first = f.members[0];
+            f.members.iter().for_each(|&m| lead[m as usize] = first);
+            f.inside.iter().for_each(|&c| inside[c as usize] = Some(first));
+            f.room.iter().for_each(|&(c, n)| room[c as usize] = n);
+            leads.insert(first, f);
+        }
         let mut nodes = Vec::with_capacity(tasks.len());
-        let mut templates = Vec::with_capacity(tasks.len());
-        for ((index, task), (ins, outs)) in tasks.into_iter().enumerate().zip(into.iter().zip(&out_of)) {
-            templates.push(task.outputs.iter().map(|p| p.template).collect::<Vec<Template>>());
-            nodes.push(self.node(index as u32, task, ins, outs)?);
+        for ((index, task), (ins, outs)) in (0u32..).zip(tasks).zip(into.iter().zip(&out_of)) {
+            nodes.push(match leads.remove(&index) {
+                Some(f) => {
+                    let region = f.task.name().into();
+                    let mut node = self.node(index, f.task, &f.into, &f.out_of)?;
+                    (node.name, node.region) = (task.name, Some(region));
+                    node
+                }
+                None if lead[index as usize] != index => {
+                    let geometry = task.geometry.unwrap_or_else(|| task.inferred_geometry());
+                    Node::fused(task.name, index, lead[index as usize], geometry)
+                }
+                None => self.node(index, task, ins, outs)?,
+            });
         }
         let channels = channels
             .into_iter()
-            .map(|c| {
+            .enumerate()
+            .map(|(at, c)| {
                 let end = |e: End| match e {
-                    End::Task { task, .. } => EndRef::Node(task),
+                    End::Task { task, .. } => EndRef::Node(lead[task as usize]),
                     End::Host => EndRef::Host,
                 };
                 let feed = c.from == End::Host;
                 Chan {
-                    ring: Ring::new(c.capacity),
+                    ring: Ring::new(c.capacity + room[at]),
                     from: end(c.from),
                     to: end(c.to),
                     predicate: c.predicate,
@@ -225,6 +262,7 @@ impl Runtime {
                     template: c.template,
                     host: (feed || c.to == End::Host).then(HostEnd::new),
                     pool: feed.then(|| PoolRef(Pool::new(c.template, rt.pinned.clone()))),
+                    inside: inside[at],
                 }
             })
             .collect();
@@ -242,6 +280,18 @@ impl Runtime {
         let running = Running::new(core, templates);
         running.run()?;
         Ok(running)
+    }
+
+    /// The kind of the one accelerator that can run a task, if nothing else can.
+    fn only_accelerator(&self, task: &Task) -> Option<Kind> {
+        let can = |d: &&Arc<DeviceHandle>| {
+            task.impls.iter().any(|i| match i {
+                Impl::Host(_) => d.is_host(),
+                Impl::Kernels(k, _) => *k == d.kind(),
+            })
+        };
+        let mut able = self.0.devices.iter().filter(can);
+        able.next().filter(|d| able.next().is_none() && !d.is_host()).map(|d| d.kind())
     }
 
     fn node(&self, index: u32, task: Task, ins: &[Option<u32>], outs: &[Vec<u32>]) -> Result<Node> {
@@ -311,7 +361,16 @@ impl Runtime {
                                 Error::Task { task: name.clone(), why: format!("arguments of {:?}", l.entry) }
                             })?,
                             geometry: l.geometry,
+                            member: l.member,
+                            writes: 0,
                         });
+                    }
+                    for (c, l) in compiled.iter_mut().zip(launches) {
+                        let written = |(i, a): (usize, &KArg)| match a {
+                            KArg::Out(_) | KArg::Scratch(_) => 1 << i,
+                            _ => 0,
+                        };
+                        c.writes = c.args.iter().enumerate().map(written).sum::<u64>() & !l.read_only;
                     }
                     let (mut reads, mut writes) = (0u64, 0u64);
                     for a in compiled.iter().flat_map(|l| l.args.iter()) {
@@ -328,7 +387,16 @@ impl Runtime {
                     };
                     let sizes = scratch.iter().enumerate().map(|(i, (_, bytes))| if used(i) { *bytes } else { 0 });
                     let scratch = sizes.map(|bytes| d.device.alloc(bytes)).collect::<Result<_, _>>()?;
-                    imps.push((d.index, Imp::Kernels { launches: compiled.into(), scratch, reads, writes }));
+                    imps.push((
+                        d.index,
+                        Imp::Kernels {
+                            launches: compiled.into(),
+                            scratch,
+                            reads,
+                            writes,
+                            recorded: Recorded::default(),
+                        },
+                    ));
                 }
             }
         }
