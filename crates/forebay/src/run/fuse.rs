@@ -9,7 +9,7 @@
 //! 3. Whatever leaves a region depends on everything that enters it, and so does every task at its end. So running the
 //!    region at once withholds nothing that the tasks alone would have given.
 //! 4. What the channels inside would have held, the channels into the region hold instead: a program that pushes ahead
-//!    blocks no sooner than before.
+//!    blocks no sooner than before. (A blocking push uses that room only after it has waited a little: running.rs.)
 //! 5. Under [`Mode::Priority`](forebay_policy::Mode) nothing is fused: a decision between tasks needs tasks apart.
 
 use std::collections::HashMap;

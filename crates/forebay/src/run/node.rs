@@ -46,6 +46,10 @@ pub(crate) enum EndRef {
 
 pub(crate) struct Chan {
     pub(crate) ring: Ring<Inner>,
+    /// What the program declared; the ring of a channel into a region holds more (fuse.rs, rule 4).
+    pub(crate) declared: usize,
+    /// The program has shown that it pushes ahead of what it declared.
+    pub(crate) ahead: AtomicBool,
     pub(crate) from: EndRef,
     pub(crate) to: EndRef,
     pub(crate) predicate: Predicate,

@@ -81,6 +81,11 @@ pub struct Snapshot {
     pub channels: Vec<ChannelStats>,
 }
 
+/// How long a push into a region keeps to the channel's declared capacity. What the region's own channels would have
+/// held beyond it (fuse.rs, rule 4) is for programs that push ahead before they pull; others are faster with fewer
+/// blocks in flight.
+const GRACE: Duration = Duration::from_millis(20);
+
 /// A graph that was started. Dropping it tears it down.
 pub struct Running {
     core: Arc<Core>,
@@ -206,6 +211,15 @@ impl Running {
         let (c, host) = self.channel(feed.0, true)?;
         self.fits(c, feed.0, &block)?;
         let mut block = Some(block);
+        if !c.ahead.load(Ordering::Relaxed) {
+            let grace = Instant::now().checked_add(GRACE);
+            let grace = until.map_or(grace, |u| grace.map(|g| g.min(u)));
+            let room = || c.ring.len() < c.declared;
+            let attempt = |closed| (closed || self.core.stopping() || room()).then_some(());
+            if host.wait(grace, room, |s| attempt(s.closed)).is_none() {
+                c.ahead.store(true, Ordering::Relaxed);
+            }
+        }
         let done =
             host.wait(until, || c.ring.len() < c.ring.capacity(), |s| self.attempt_push(c, s.closed, &mut block));
         done.unwrap_or_else(|| {

@@ -255,6 +255,8 @@ impl Runtime {
                 let feed = c.from == End::Host;
                 Chan {
                     ring: Ring::new(c.capacity + room[at]),
+                    declared: c.capacity,
+                    ahead: AtomicBool::new(room[at] == 0),
                     from: end(c.from),
                     to: end(c.to),
                     predicate: c.predicate,
