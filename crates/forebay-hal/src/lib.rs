@@ -23,7 +23,7 @@ pub mod sim;
 pub use error::{DriverError, Error, Result};
 pub use kernel::{Arg, ArgSpan, CpuFn, Geometry, Kernel, KernelImpl, Source};
 pub use memory::{Buffer, Memory};
-pub use queue::{Fence, HostFn, Issued, KeepAlive, Listed, Queue, Recorded};
+pub use queue::{Completion, Fence, HostFn, Issued, KeepAlive, Listed, Queue, Recorded};
 
 use std::sync::Arc;
 

@@ -1,5 +1,7 @@
 //! In-order command queues and their fences.
 
+use std::sync::Arc;
+
 use crate::{Arg, Buffer, Geometry, Kernel, Result};
 
 /// A point in one queue's order: reached when every command before it has finished. Values only grow.
@@ -36,8 +38,23 @@ pub trait Queue: Send {
     /// True when `fence` has been reached; never blocks.
     fn done(&mut self, fence: Fence) -> Result<bool>;
 
+    /// What can be waited on for `fence` while others use the queue; none when it has been reached.
+    ///
+    /// # Errors
+    /// [`crate::Error::Invalid`] for a fence that was never issued.
+    fn completion(&mut self, fence: Fence) -> Result<Option<Arc<dyn Completion>>>;
+
     /// Blocks until `fence` has been reached.
-    fn wait(&mut self, fence: Fence) -> Result<()>;
+    ///
+    /// # Errors
+    /// As [`Queue::completion`]; [`crate::Error::Lost`] when a command failed.
+    fn wait(&mut self, fence: Fence) -> Result<()> {
+        if let Some(c) = self.completion(fence)? {
+            c.wait()?;
+            self.done(fence)?;
+        }
+        Ok(())
+    }
 
     /// Runs the launches one after the other, or in any order that gives the same bytes. `recorded` belongs to the list:
     /// devices with replayable command graphs keep one there and, when the same list comes again, replay it, or update
@@ -50,6 +67,15 @@ pub trait Queue: Send {
         list.iter().try_for_each(|l| self.launch(l.kernel, &l.geometry, l.args))?;
         Ok(Issued::Singly)
     }
+}
+
+/// A fence that can be waited for without its queue.
+pub trait Completion: Send + Sync {
+    /// Blocks until the fence has been reached.
+    ///
+    /// # Errors
+    /// [`crate::Error::Lost`] when a command failed.
+    fn wait(&self) -> Result<()>;
 }
 
 /// One launch of a list ([`Queue::launch_list`]).
@@ -98,7 +124,7 @@ pub struct KeepAlive {
 enum Held {
     Buffer(Buffer),
     Kernel(Kernel),
-    Other(std::sync::Arc<dyn std::any::Any + Send + Sync>),
+    Other(Arc<dyn std::any::Any + Send + Sync>),
 }
 
 impl KeepAlive {
@@ -118,7 +144,7 @@ impl KeepAlive {
     }
 
     /// Holds whatever a backend wants to keep for the commands before the next fence.
-    pub fn other(&mut self, held: std::sync::Arc<dyn std::any::Any + Send + Sync>) {
+    pub fn other(&mut self, held: Arc<dyn std::any::Any + Send + Sync>) {
         self.open.push(Held::Other(held));
     }
 

@@ -29,6 +29,7 @@ const CHECKS: &[(&str, Check)] = &[
     ("scalar arguments of every type arrive", scalars),
     ("commands are in order", order),
     ("fences grow and are reached in order", fences),
+    ("a fence can be waited for while others use its queue", completions),
     ("host functions run after what is before them", host_functions),
     ("a buffer dropped after the enqueue stays alive", keeps_alive),
     ("ranges outside a buffer are refused", bounds),
@@ -236,6 +237,38 @@ fn fences(d: &dyn Device) -> std::result::Result<(), String> {
     ensure(q.done(last).map_err(text)?, || "a waited-for fence is not done".into())?;
     ensure(q.done(Fence(1)).map_err(text)?, || "an earlier fence is not done".into())?;
     ensure(q.wait(Fence(last.0 + 1000)).is_err(), || "waiting for a fence never issued must be an error".into())
+}
+
+fn completions(d: &dyn Device) -> std::result::Result<(), String> {
+    let mut q = d.queue().map_err(text)?;
+    let k = d.compile(&source(d.info().kind, "twice"), "twice").map_err(text)?;
+    let n = 1usize << 16;
+    let (a, b) = (d.alloc(4 * n).map_err(text)?, d.alloc(4 * n).map_err(text)?);
+    let (first, second) = (d.alloc_host(4 * n).map_err(text)?, d.alloc_host(4 * n).map_err(text)?);
+    q.fill(&a, 0, 4 * n, 0).map_err(text)?;
+    q.launch(&k, &Geometry::linear(n), &[Arg::Buffer(&a), Arg::Buffer(&b), Arg::U32(n as u32)]).map_err(text)?;
+    q.copy(&b, 0, &first, 0, 4 * n).map_err(text)?;
+    let early = q.fence().map_err(text)?;
+    let completion = q.completion(early).map_err(text)?;
+    std::thread::scope(|s| {
+        let waiter = s.spawn(|| -> std::result::Result<(), String> {
+            if let Some(c) = &completion {
+                c.wait().map_err(text)?;
+            }
+            ensure(words(&first).iter().all(|&v| v == 1), || "the wait ended before the copy".into())
+        });
+        for _ in 0..10 {
+            q.launch(&k, &Geometry::linear(n), &[Arg::Buffer(&b), Arg::Buffer(&a), Arg::U32(n as u32)])
+                .map_err(text)?;
+            q.fence().map_err(text)?;
+        }
+        q.copy(&a, 0, &second, 0, 4 * n).map_err(text)?;
+        waiter.join().unwrap_or_else(|_| Err("the waiter panicked".into()))
+    })?;
+    let late = q.fence().map_err(text)?;
+    q.wait(late).map_err(text)?;
+    ensure(words(&second).iter().all(|&v| v == 3), || "wrong words behind the completion".into())?;
+    ensure(q.completion(early).map_err(text)?.is_none(), || "a reached fence still has a completion".into())
 }
 
 fn host_functions(d: &dyn Device) -> std::result::Result<(), String> {

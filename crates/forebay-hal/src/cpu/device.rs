@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::Pool;
 use crate::kernel::{ArgSpan, CpuFn, KernelImpl};
 use crate::{
-    Arg, Buffer, Device, DeviceInfo, Error, Fence, Geometry, HostFn, Kernel, Kind, Memory, Queue, Result, Source,
+    Arg, Buffer, Completion, Device, DeviceInfo, Error, Fence, Geometry, HostFn, Kernel, Kind, Memory, Queue, Result,
+    Source,
 };
 
 /// Alignment of host buffers: a cache line, and enough for any SIMD type.
@@ -253,9 +254,9 @@ impl Queue for CpuQueue {
         Ok(fence.0 <= self.issued)
     }
 
-    fn wait(&mut self, fence: Fence) -> Result<()> {
+    fn completion(&mut self, fence: Fence) -> Result<Option<Arc<dyn Completion>>> {
         if fence.0 <= self.issued {
-            return Ok(());
+            return Ok(None);
         }
         Err(Error::Invalid { device: "cpu".into(), what: format!("fence {} that was never issued", fence.0) })
     }

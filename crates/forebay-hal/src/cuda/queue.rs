@@ -10,7 +10,9 @@ use super::graph::Recording;
 use super::sys::{self, CuEvent, CuFunction, CuStream, SUCCESS};
 use super::{Context, CudaKernel, CudaMemory};
 use crate::cpu::{check_range, host_range};
-use crate::{Arg, Buffer, Error, Fence, Geometry, HostFn, Issued, KeepAlive, Kernel, Listed, Queue, Recorded, Result};
+use crate::{
+    Arg, Buffer, Completion, Error, Fence, Geometry, HostFn, Issued, KeepAlive, Kernel, Listed, Queue, Recorded, Result,
+};
 
 /// Most arguments of a kernel.
 const MAX_ARGS: usize = 48;
@@ -20,8 +22,8 @@ const SPIN: Duration = Duration::from_micros(30);
 pub(super) struct CudaQueue {
     context: Arc<Context>,
     stream: CuStream,
-    fences: VecDeque<(u64, CuEvent)>,
-    spare: Vec<CuEvent>,
+    fences: VecDeque<(u64, Arc<Event>)>,
+    spare: Vec<Arc<Event>>,
     issued: u64,
     reached: u64,
     dirty: bool,
@@ -37,6 +39,53 @@ fn mine<'b>(context: &Arc<Context>, b: &'b Buffer) -> Option<&'b CudaMemory> {
 
 fn foreign(context: &Context, what: &str) -> Error {
     Error::Invalid { device: context.name.clone(), what: format!("{what} of another device") }
+}
+
+/// An event, recorded once at a time.
+struct Event {
+    id: CuEvent,
+    context: Arc<Context>,
+}
+
+// SAFETY: events may be used from any thread with the context current.
+unsafe impl Send for Event {}
+// SAFETY: as above; it is recorded again only when nobody else has it.
+unsafe impl Sync for Event {}
+
+impl Event {
+    fn new(context: &Arc<Context>) -> Result<Self> {
+        let d = context.enter()?;
+        let mut id = null_mut();
+        // SAFETY: `id` is valid.
+        let code = unsafe { (d.cuEventCreate)(&mut id, sys::EVENT_BLOCKING_SYNC | sys::EVENT_DISABLE_TIMING) };
+        context.check("cuEventCreate", code)?;
+        Ok(Event { id, context: context.clone() })
+    }
+}
+
+impl Completion for Event {
+    fn wait(&self) -> Result<()> {
+        let d = self.context.enter()?;
+        let begun = Instant::now();
+        while begun.elapsed() < SPIN {
+            // SAFETY: the event lives as long as `self`.
+            match unsafe { (d.cuEventQuery)(self.id) } {
+                sys::ERROR_NOT_READY => std::hint::spin_loop(),
+                code => return self.context.check("cuEventQuery", code),
+            }
+        }
+        // SAFETY: as above.
+        self.context.check("cuEventSynchronize", unsafe { (d.cuEventSynchronize)(self.id) })
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if let Ok(d) = self.context.enter() {
+            // SAFETY: created in `new`, destroyed once; the driver defers this until it has been reached.
+            unsafe { (d.cuEventDestroy)(self.id) };
+        }
+    }
 }
 
 /// A launch in the driver's terms.
@@ -120,12 +169,15 @@ impl CudaQueue {
 
     fn retire(&mut self, fence: u64) {
         self.reached = self.reached.max(fence);
-        while let Some(&(f, e)) = self.fences.front() {
+        while let Some((f, e)) = self.fences.pop_front() {
             if f > fence {
+                self.fences.push_front((f, e));
                 break;
             }
-            self.spare.push(e);
-            self.fences.pop_front();
+            // Somebody may still wait on it.
+            if Arc::strong_count(&e) == 1 {
+                self.spare.push(e);
+            }
         }
         self.keep.reached(fence);
     }
@@ -220,16 +272,10 @@ impl Queue for CudaQueue {
         }
         let event = match self.spare.pop() {
             Some(e) => e,
-            None => {
-                let mut e = null_mut();
-                // SAFETY: `e` is valid.
-                let code = unsafe { (d.cuEventCreate)(&mut e, sys::EVENT_BLOCKING_SYNC | sys::EVENT_DISABLE_TIMING) };
-                self.context.check("cuEventCreate", code)?;
-                e
-            }
+            None => Arc::new(Event::new(&self.context)?),
         };
         // SAFETY: event and stream are alive and of this context.
-        self.context.check("cuEventRecord", unsafe { (d.cuEventRecord)(event, self.stream) })?;
+        self.context.check("cuEventRecord", unsafe { (d.cuEventRecord)(event.id, self.stream) })?;
         self.issued += 1;
         self.fences.push_back((self.issued, event));
         self.keep.seal(self.issued);
@@ -241,9 +287,10 @@ impl Queue for CudaQueue {
             return Ok(true);
         }
         let d = self.context.enter()?;
-        let Some(&(f, e)) = self.fences.iter().find(|(f, _)| *f >= fence.0) else { return Ok(true) };
+        let Some((f, e)) = self.fences.iter().find(|(f, _)| *f >= fence.0) else { return Ok(true) };
+        let f = *f;
         // SAFETY: the event is alive while it is in the list.
-        match unsafe { (d.cuEventQuery)(e) } {
+        match unsafe { (d.cuEventQuery)(e.id) } {
             sys::ERROR_NOT_READY => Ok(false),
             code => {
                 self.context.check("cuEventQuery", code)?;
@@ -253,25 +300,16 @@ impl Queue for CudaQueue {
         }
     }
 
-    fn wait(&mut self, fence: Fence) -> Result<()> {
+    fn completion(&mut self, fence: Fence) -> Result<Option<Arc<dyn Completion>>> {
         if fence.0 > self.issued {
             let what = format!("fence {} that was never issued", fence.0);
-            return Err(Error::Invalid { device: self.context.name.clone(), what });
+            return Err(self.context.invalid(what));
         }
-        let begun = Instant::now();
-        while begun.elapsed() < SPIN {
-            if self.done(fence)? {
-                return Ok(());
-            }
-            std::hint::spin_loop();
+        if self.done(fence)? {
+            return Ok(None);
         }
-        let d = self.context.enter()?;
-        if let Some(&(f, e)) = self.fences.iter().find(|(f, _)| *f >= fence.0) {
-            // SAFETY: as in `done`.
-            self.context.check("cuEventSynchronize", unsafe { (d.cuEventSynchronize)(e) })?;
-            self.retire(f);
-        }
-        Ok(())
+        let event = self.fences.iter().find(|(f, _)| *f >= fence.0);
+        Ok(event.map(|(_, e)| e.clone() as Arc<dyn Completion>))
     }
 
     fn launch_list(&mut self, list: &[Listed<'_>], recorded: &mut Recorded) -> Result<Issued> {
@@ -299,9 +337,6 @@ impl Drop for CudaQueue {
             // SAFETY: all handles were made by this queue and are destroyed once, after everything has ended.
             unsafe {
                 (d.cuStreamSynchronize)(self.stream);
-                for e in self.fences.drain(..).map(|(_, e)| e).chain(self.spare.drain(..)) {
-                    (d.cuEventDestroy)(e);
-                }
                 (d.cuStreamDestroy)(self.stream);
             }
         }

@@ -3,20 +3,22 @@
 use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError};
 
 use cl3::types::{cl_command_queue, cl_event, cl_int};
 use cl3::{command_queue as cq, event, kernel};
 
 use super::{ClKernel, ClMemory, Context, check};
 use crate::cpu::host_range;
-use crate::{Arg, Buffer, Error, Fence, Geometry, HostFn, KeepAlive, Kernel, Queue, Result};
+use crate::{Arg, Buffer, Completion, Error, Fence, Geometry, HostFn, KeepAlive, Kernel, Queue, Result};
 
 /// An event that is released once.
 struct Event(cl_event);
 
 // SAFETY: events may be used from any thread (OpenCL 1.2, appendix A.2).
 unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
 
 impl Drop for Event {
     fn drop(&mut self) {
@@ -30,11 +32,11 @@ pub(super) struct ClQueue {
     context: Arc<Context>,
     /// Event of the last command since the last fence.
     last: Option<Event>,
-    fences: VecDeque<(u64, Event)>,
+    fences: VecDeque<(u64, Arc<Event>)>,
     issued: u64,
     reached: u64,
     keep: KeepAlive,
-    lost: Option<String>,
+    lost: Arc<OnceLock<String>>,
 }
 
 struct QueueId(cl_command_queue);
@@ -52,12 +54,12 @@ impl ClQueue {
             issued: 0,
             reached: 0,
             keep: KeepAlive::default(),
-            lost: None,
+            lost: Arc::default(),
         }
     }
 
     fn alive(&self) -> Result<()> {
-        match &self.lost {
+        match self.lost.get() {
             Some(why) => Err(Error::Lost { device: self.context.name.clone(), why: why.clone() }),
             None => Ok(()),
         }
@@ -95,10 +97,27 @@ impl ClQueue {
         Ok(i32::from(s))
     }
 
-    fn fail(&mut self, code: i32) -> Error {
-        let why = format!("a command failed: {} ({code})", cl3::error_codes::error_text(code));
-        self.lost.get_or_insert(why.clone());
-        Error::Lost { device: self.context.name.clone(), why }
+    fn fail(&self, code: i32) -> Error {
+        failed(&self.lost, &self.context, code)
+    }
+}
+
+/// Remembers that a command failed: the queue is of no use any more.
+fn failed(lost: &OnceLock<String>, context: &Context, code: i32) -> Error {
+    let why = format!("a command failed: {} ({code})", cl3::error_codes::error_text(code));
+    let why = lost.get_or_init(|| why).clone();
+    Error::Lost { device: context.name.clone(), why }
+}
+
+struct Pending {
+    event: Arc<Event>,
+    lost: Arc<OnceLock<String>>,
+    context: Arc<Context>,
+}
+
+impl Completion for Pending {
+    fn wait(&self) -> Result<()> {
+        event::wait_for_events(&[self.event.0]).map_err(|code| failed(&self.lost, &self.context, code))
     }
 }
 
@@ -226,7 +245,7 @@ impl Queue for ClQueue {
         self.alive()?;
         if let Some(e) = self.last.take() {
             self.issued += 1;
-            self.fences.push_back((self.issued, e));
+            self.fences.push_back((self.issued, Arc::new(e)));
             self.keep.seal(self.issued);
             check("clFlush", &self.context.name, cq::flush(self.id.0))?;
         }
@@ -247,21 +266,17 @@ impl Queue for ClQueue {
         }
     }
 
-    fn wait(&mut self, fence: Fence) -> Result<()> {
+    fn completion(&mut self, fence: Fence) -> Result<Option<Arc<dyn Completion>>> {
         if fence.0 > self.issued {
             let what = format!("fence {} that was never issued", fence.0);
             return Err(Error::Invalid { device: self.context.name.clone(), what });
         }
         if self.done(fence)? {
-            return Ok(());
+            return Ok(None);
         }
-        let Some((_, e)) = self.fences.iter().find(|(f, _)| *f >= fence.0) else { return Ok(()) };
-        let waited = event::wait_for_events(&[e.0]);
-        if let Err(code) = waited {
-            return Err(self.fail(code));
-        }
-        self.retire(fence.0);
-        Ok(())
+        let event = self.fences.iter().find(|(f, _)| *f >= fence.0).map(|(_, e)| e.clone());
+        let pending = |event| Pending { event, lost: self.lost.clone(), context: self.context.clone() };
+        Ok(event.map(|e| Arc::new(pending(e)) as Arc<dyn Completion>))
     }
 }
 

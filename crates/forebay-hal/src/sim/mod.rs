@@ -12,7 +12,8 @@ use std::sync::{Arc, OnceLock};
 
 use crate::cpu::{HostMemory, Pool, check_range, compile, host_range, run_kernel};
 use crate::{
-    Arg, Buffer, Device, DeviceInfo, Error, Fence, Geometry, HostFn, Kernel, Kind, Memory, Queue, Result, Source,
+    Arg, Buffer, Completion, Device, DeviceInfo, Error, Fence, Geometry, HostFn, Kernel, Kind, Memory, Queue, Result,
+    Source,
 };
 
 /// What things cost on the simulated device, in virtual nanoseconds.
@@ -297,19 +298,30 @@ impl Queue for SimQueue {
         Ok(!self.fences.iter().any(|&(f, end)| f <= fence.0 && end > now))
     }
 
-    fn wait(&mut self, fence: Fence) -> Result<()> {
+    fn completion(&mut self, fence: Fence) -> Result<Option<Arc<dyn Completion>>> {
         self.state.alive()?;
         if fence.0 > self.issued {
             let what = format!("fence {} that was never issued", fence.0);
             return Err(Error::Invalid { device: self.state.model.name.clone(), what });
         }
-        while let Some(&(f, end)) = self.fences.front() {
-            if f > fence.0 {
-                break;
-            }
-            self.state.now.fetch_max(end, Ordering::Relaxed);
+        let now = self.state.now.load(Ordering::Relaxed);
+        while self.fences.front().is_some_and(|(_, end)| *end <= now) {
             self.fences.pop_front();
         }
-        Ok(())
+        let end = self.fences.iter().filter(|(f, _)| *f <= fence.0).map(|(_, end)| *end).max();
+        Ok(end.map(|end| Arc::new(Reached { state: self.state.clone(), end }) as Arc<dyn Completion>))
+    }
+}
+
+/// A point in virtual time.
+struct Reached {
+    state: Arc<State>,
+    end: u64,
+}
+
+impl Completion for Reached {
+    fn wait(&self) -> Result<()> {
+        self.state.now.fetch_max(self.end, Ordering::Relaxed);
+        self.state.alive()
     }
 }

@@ -145,8 +145,12 @@ impl Inner {
             let mut q = device.lock();
             q.queue.copy(&buffer, 0, &host, 0, bytes)?;
             let fence = q.fence_now()?;
-            q.queue.wait(fence)?;
+            let completion = q.queue.completion(fence)?;
+            // Others may use the queue while this thread waits.
             drop(q);
+            if let Some(c) = completion {
+                c.wait()?;
+            }
             device.count_copy(bytes);
             v.share();
             v.host_state = Residency::Shared;

@@ -77,12 +77,41 @@ impl DeviceHandle {
 
     /// Waits for a fence, or for one that [`Issue::next_fence`] promised.
     pub(crate) fn wait(&self, fence: Fence) -> Result<()> {
-        let mut issue = self.lock();
-        if fence > issue.last {
-            issue.fence_now()?;
+        let completion = {
+            let mut issue = self.lock();
+            if fence > issue.last {
+                issue.fence_now()?;
+            }
+            let fence = fence.min(issue.last);
+            issue.queue.completion(fence)?
+        };
+        // Without the lock: others issue meanwhile.
+        completion.map_or(Ok(()), |c| c.wait())
+    }
+
+    /// Ends the issue of one invocation; waits while more than the device's depth are in flight. Invocations are fenced,
+    /// and so handed to the device, in batches; [`DeviceHandle::flush`] hands over what is left when a worker has
+    /// nothing else to issue.
+    pub(crate) fn invocation_issued<'a>(&'a self, mut issue: MutexGuard<'a, Issue>) -> Result<()> {
+        self.invocations.fetch_add(1, Ordering::Relaxed);
+        issue.unfenced += 1;
+        // With a small depth order counts, and every invocation is awaited for itself.
+        if self.depth > DEPTH_PRIORITY && issue.unfenced < BATCH {
+            drop(issue);
+            self.leave_unfenced();
+            return Ok(());
         }
-        let fence = fence.min(issue.last);
-        issue.queue.wait(fence)
+        let mut oldest = issue.fence(self.depth)?;
+        while let Some(fence) = oldest {
+            let completion = issue.queue.completion(fence)?;
+            drop(issue);
+            if let Some(c) = completion {
+                c.wait()?;
+            }
+            issue = self.lock();
+            oldest = issue.surplus(self.depth)?;
+        }
+        Ok(())
     }
 
     pub(crate) fn count_copy(&self, bytes: usize) {
@@ -91,19 +120,6 @@ impl DeviceHandle {
 }
 
 impl Issue {
-    /// Ends the issue of one invocation; blocks while more than `depth` are in flight. Invocations are fenced, and so
-    /// handed to the device, in batches; [`DeviceHandle::flush`] hands over what is left when a worker has nothing else
-    /// to issue. Returns whether something is left.
-    pub(crate) fn invocation_issued(&mut self, depth: usize) -> Result<bool> {
-        self.unfenced += 1;
-        // With a small depth order counts, and every invocation is awaited for itself.
-        if depth > DEPTH_PRIORITY && self.unfenced < BATCH {
-            return Ok(true);
-        }
-        self.fence(depth)?;
-        Ok(false)
-    }
-
     /// A fence behind everything so far.
     pub(crate) fn fence_now(&mut self) -> Result<Fence> {
         self.last = self.queue.fence()?;
@@ -115,24 +131,27 @@ impl Issue {
         Fence(self.last.0 + 1)
     }
 
-    fn fence(&mut self, depth: usize) -> Result<()> {
-        let batches = if depth > DEPTH_PRIORITY { depth / BATCH } else { depth };
+    /// A fence behind the invocations since the last one; what must be waited for comes back.
+    fn fence(&mut self, depth: usize) -> Result<Option<Fence>> {
         self.unfenced = 0;
         let fence = self.fence_now()?;
-        let now = Instant::now();
         if self.in_flight.back().is_none_or(|(f, _)| *f != fence) {
-            self.in_flight.push_back((fence, now));
+            self.in_flight.push_back((fence, Instant::now()));
         }
+        self.surplus(depth)
+    }
+
+    /// Forgets what has been reached; the oldest fence when there are too many, or it is too old.
+    fn surplus(&mut self, depth: usize) -> Result<Option<Fence>> {
+        let batches = if depth > DEPTH_PRIORITY { depth / BATCH } else { depth };
         while let Some(&(oldest, since)) = self.in_flight.front() {
-            let late = self.in_flight.len() > DEPTH_PRIORITY && now.duration_since(since) > MAX_AHEAD;
-            if self.in_flight.len() > batches || late {
-                self.queue.wait(oldest)?;
-            } else if !self.queue.done(oldest)? {
-                break;
+            if !self.queue.done(oldest)? {
+                let late = self.in_flight.len() > DEPTH_PRIORITY && since.elapsed() > MAX_AHEAD;
+                return Ok((late || self.in_flight.len() > batches).then_some(oldest));
             }
             self.in_flight.pop_front();
         }
-        Ok(())
+        Ok(None)
     }
 }
 
@@ -141,7 +160,7 @@ impl DeviceHandle {
     /// for the queue: whoever holds it is issuing, or waiting for the device.
     pub(crate) fn flush(&self) {
         if self.unfenced.swap(false, Ordering::AcqRel) {
-            // A failure here is sticky on the device and meets whoever uses it next.
+            // A failure here is sticky on the device and meets whoever uses it next; so does a surplus.
             let _ = self.lock().fence(self.depth);
         }
     }
@@ -149,11 +168,5 @@ impl DeviceHandle {
     /// Marks that something was issued and not fenced.
     pub(crate) fn leave_unfenced(&self) {
         self.unfenced.store(true, Ordering::Release);
-    }
-}
-
-impl DeviceHandle {
-    pub(crate) fn depth(&self) -> usize {
-        self.depth
     }
 }

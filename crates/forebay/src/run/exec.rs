@@ -509,13 +509,10 @@ fn dispatch(
                     q.queue.launch_list(&list, recorded)?;
                 }
             }
-            if let Some(q) = &mut issue
-                && q.invocation_issued(d.depth())?
-            {
-                d.leave_unfenced();
+            match issue {
+                Some(issue) => d.invocation_issued(issue)?,
+                None => drop(d.invocations.fetch_add(1, Ordering::Relaxed)),
             }
-            d.invocations.fetch_add(1, Ordering::Relaxed);
-            drop(issue);
             in_buffers.iter_mut().for_each(|b| *b = None);
             out_buffers.iter_mut().for_each(|b| *b = None);
             Ok(())
