@@ -421,6 +421,35 @@ fn data_moves_between_devices_only_when_it_must() {
 }
 
 #[test]
+fn results_that_the_program_reads_are_sent_to_it_ahead() {
+    let rt = Runtime::builder().devices(vec![Arc::new(SimDevice::new(Model::default()))]).build().unwrap();
+    let n = 1000;
+    let bytes = 4 * n as u64;
+    let mut g = Graph::new("ahead");
+    let t = g.add(affine_task("t", n, &[Kind::Sim])).unwrap();
+    let (feed, drain) = (g.feed((t, "x"), 2).unwrap(), g.drain((t, "y"), 2).unwrap());
+    let run = rt.start(g).unwrap();
+    // What one item copies, up to when its result has been pulled; then the result is read or not.
+    let item = |v: u32, read: bool| {
+        let before = rt.copied()[1];
+        let data = vec![v; n];
+        run.push(feed, Datablock::from_slice(Template::array::<u32>([n]), &data).unwrap()).unwrap();
+        let out = run.pull(drain).unwrap();
+        let copied = rt.copied()[1] - before;
+        if read {
+            assert_eq!(out.as_slice::<u32>().unwrap(), vec![2 * v + 1; n]);
+        }
+        copied
+    };
+    assert_eq!(item(1, true), bytes, "nobody has read a result yet");
+    assert_eq!(item(2, true), 2 * bytes, "the last result was read, so this one comes by itself");
+    assert_eq!(item(3, false), 2 * bytes);
+    assert_eq!(item(4, false), bytes, "the last one came for nothing");
+    assert_eq!(item(5, true), bytes);
+    assert_eq!(item(6, true), 2 * bytes);
+}
+
+#[test]
 fn every_kind_of_device_gives_the_same_result() {
     let n = 3000;
     let t = Template::array::<u32>([n]);

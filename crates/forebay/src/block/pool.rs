@@ -10,7 +10,7 @@
 //! last count frees the pool.
 
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError};
 
 use forebay_hal::cpu::HostMemory;
@@ -30,6 +30,8 @@ pub(crate) struct Pool {
     head: AtomicU64,
     /// Blocks that exist, free or not, plus one for the owner.
     count: AtomicUsize,
+    /// The last block that came from a device was read on the host (views.rs, rule 5).
+    pub(super) read_on_host: AtomicBool,
     /// Device whose page-locked memory host views come from, if one wants that.
     pinned: Option<Arc<dyn Device>>,
 }
@@ -40,6 +42,7 @@ impl Pool {
             template,
             head: AtomicU64::new(0),
             count: AtomicUsize::new(1),
+            read_on_host: AtomicBool::new(false),
             pinned,
         })))
     }

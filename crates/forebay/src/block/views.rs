@@ -7,7 +7,9 @@
 //! 3. A write makes the view Exclusive and all others Invalid; it copies first only if the old bytes matter.
 //! 4. Device writes are ordered by the device's one queue. The host waits: before it reads, for the copy to it; before
 //!    it writes, for devices that still copy from it.
-//! 5. Nothing is copied before somebody needs it there.
+//! 5. Nothing is copied before somebody needs it there, with one exception: when the last block of an output was read on
+//!    the host, the next one is sent there right behind the command that makes it (the reader would otherwise queue its
+//!    copy behind whatever was issued since). A block that was sent and not read ends that.
 //!
 //! Lock rank: a block's views, then a device's queue.
 
@@ -17,7 +19,7 @@ use std::sync::{Arc, PoisonError};
 use forebay_hal::cpu::HostMemory;
 use forebay_hal::{Buffer, Fence};
 
-use super::{Datablock, HOST_ONLY, HOST_VALID, Inner};
+use super::{Datablock, HOST_ONLY, HOST_VALID, Inner, Pool};
 use crate::error::{Error, Result};
 use crate::run::device::DeviceHandle;
 
@@ -48,6 +50,8 @@ pub(super) struct Views {
     devices: Vec<DeviceView>,
     /// Copies from the host view that may still be running.
     host_readers: Vec<(Arc<DeviceHandle>, Fence)>,
+    /// A copy to the host view that was sent ahead of any reader; the view is Invalid until it has been awaited.
+    arriving: Option<(Arc<DeviceHandle>, Fence)>,
 }
 
 struct DeviceView {
@@ -82,6 +86,16 @@ impl Views {
         }
     }
 
+    /// Before a write on `by` (or on the host): what was sent to the host was for nothing.
+    fn cancel_arriving(&mut self, by: Option<&Arc<DeviceHandle>>, home: Option<&Pool>) -> Result<()> {
+        let Some((d, fence)) = self.arriving.take() else { return Ok(()) };
+        if let Some(p) = home {
+            p.read_on_host.store(false, Ordering::Relaxed);
+        }
+        // The device that copies does it before it writes.
+        if by.is_some_and(|by| Arc::ptr_eq(by, &d)) { Ok(()) } else { Ok(d.wait(fence)?) }
+    }
+
     fn wait_host_readers(&mut self) -> Result<()> {
         for (d, fence) in self.host_readers.drain(..) {
             d.wait(fence)?;
@@ -102,14 +116,17 @@ impl Views {
 }
 
 impl Inner {
+    fn pool(&self) -> Option<&Pool> {
+        // SAFETY: a pool outlives its blocks (pool.rs); null means no pool.
+        unsafe { self.home.as_ref() }
+    }
+
     fn host_buffer(&self, v: &mut Views) -> Result<Buffer> {
         if let Some(b) = &v.host {
             return Ok(b.clone());
         }
-        // SAFETY: a pool outlives its blocks (pool.rs); null means no pool.
-        let pool = unsafe { self.home.as_ref() };
         let bytes = self.template.bytes();
-        let b = match pool {
+        let b = match self.pool() {
             Some(p) => p.alloc_host(bytes)?,
             None => HostMemory::buffer(bytes)?,
         };
@@ -139,7 +156,14 @@ impl Inner {
             return Ok(());
         }
         let host = self.host_buffer(v)?;
-        if let Some(i) = v.devices.iter().position(|d| d.state.valid()) {
+        if let Some((d, fence)) = v.arriving.take() {
+            d.wait(fence)?;
+            v.share();
+            v.host_state = Residency::Shared;
+        } else if let Some(i) = v.devices.iter().position(|d| d.state.valid()) {
+            if let Some(p) = self.pool() {
+                p.read_on_host.store(true, Ordering::Relaxed);
+            }
             v.wait_host_readers()?;
             let (device, buffer) = (v.devices[i].device.clone(), v.devices[i].buffer.clone());
             let mut q = device.lock();
@@ -200,6 +224,7 @@ impl Datablock {
         } else {
             i.host_buffer(&mut v)?;
         }
+        v.cancel_arriving(None, i.pool())?;
         v.wait_host_readers()?;
         v.invalidate_others(None);
         v.host_state = Residency::Exclusive;
@@ -255,11 +280,34 @@ impl Datablock {
         if d.is_host() {
             return i.host_buffer(&mut v);
         }
+        v.cancel_arriving(Some(d), i.pool())?;
         let at = v.ensure_device(d, i.template.bytes())?;
         v.invalidate_others(Some(at));
         v.devices[at].state = Residency::Exclusive;
         i.publish(&v);
         Ok(v.devices[at].buffer.clone())
+    }
+
+    /// Sends what `d` has just been told to make to the host, if the last blocks were read there (rule 5).
+    pub(crate) fn send_home(&self, d: &Arc<DeviceHandle>) -> Result<()> {
+        let i = self.inner();
+        if !i.pool().is_some_and(|p| p.read_on_host.load(Ordering::Relaxed)) {
+            return Ok(());
+        }
+        let mut v = i.views.lock().unwrap_or_else(PoisonError::into_inner);
+        let busy = v.host_state.valid() || v.arriving.is_some() || !v.host_readers.is_empty();
+        let from = v.device(d).filter(|v| v.state.valid()).map(|v| v.buffer.clone());
+        let Some(from) = from.filter(|_| !busy) else { return Ok(()) };
+        let host = i.host_buffer(&mut v)?;
+        let bytes = self.bytes();
+        let mut q = d.lock();
+        q.queue.copy(&from, 0, &host, 0, bytes)?;
+        let fence = q.next_fence();
+        drop(q);
+        d.leave_unfenced();
+        d.count_copy(bytes);
+        v.arriving = Some((d.clone(), fence));
+        Ok(())
     }
 
     /// Where the bytes are: `None` in the first place is the host, otherwise a device's name.
