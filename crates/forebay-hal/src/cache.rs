@@ -4,10 +4,14 @@
 //! header (magic, length, SHA-256 of the payload) and the payload; anything that does not match is treated as absent,
 //! removed and rebuilt. Files are written beside their place and renamed, so a reader never sees half an entry.
 
+use std::collections::HashMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use sha2::{Digest, Sha256};
+
+use crate::Result;
 
 const MAGIC: &[u8; 8] = b"FBKERN01";
 const HEADER: usize = 8 + 8 + 32;
@@ -100,6 +104,32 @@ fn hex(bytes: &[u8]) -> String {
         let _ = write!(s, "{b:02x}");
         s
     })
+}
+
+/// What a device has compiled and somebody still uses, by key: a graph of a thousand tasks with one kernel loads it once.
+pub struct Loaded<T>(Mutex<HashMap<String, Weak<T>>>);
+
+impl<T> Default for Loaded<T> {
+    fn default() -> Self {
+        Loaded(Mutex::default())
+    }
+}
+
+impl<T> Loaded<T> {
+    /// What is there under `key`, or what `make` makes; one at a time, so that nothing is compiled twice.
+    ///
+    /// # Errors
+    /// Those of `make`.
+    pub fn get_or(&self, key: &str, make: impl FnOnce() -> Result<T>) -> Result<Arc<T>> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(there) = all.get(key).and_then(Weak::upgrade) {
+            return Ok(there);
+        }
+        let made = Arc::new(make()?);
+        all.retain(|_, w| w.strong_count() > 0);
+        all.insert(key.into(), Arc::downgrade(&made));
+        Ok(made)
+    }
 }
 
 #[cfg(test)]

@@ -44,6 +44,12 @@ pub enum Bench {
         #[arg(long)]
         full: bool,
     },
+    /// Chains of small kernels, fused into one region, against the same list by hand
+    Fusion {
+        /// Only this kind of device: opencl, cuda
+        #[arg(long)]
+        device: Option<forebay::Kind>,
+    },
     /// PTask's figures 12 and 13: competing graphs, and two devices over one
     Schedulers,
     /// The conformance suite on every device here
@@ -75,6 +81,7 @@ pub fn run(bench: &Bench, output: &Output) -> Result<(), String> {
         Bench::GestureStage { stage, device } => return gesture::stage(stage, *device),
         Bench::Gesture { device } => Report::new("gesture", gesture::run(*device)?),
         Bench::Ptask { device, full } => Report::new("ptask", ptask::run(*device, *full).map_err(text)?),
+        Bench::Fusion { device } => Report::new("fusion", ptask::chains(*device).map_err(text)?),
         Bench::Schedulers => Report::new("schedulers", schedulers::run().map_err(text)?),
         Bench::Conformance => Report::new("conformance", conformance::run()),
         Bench::Dispatch { profile: Some(case) } => {

@@ -19,7 +19,7 @@ use std::sync::{Arc, OnceLock};
 pub use nvrtc::Nvrtc;
 use sys::{CuContext, CuDevice, CuDevicePtr, CuFunction, CuModule, CuResult, Driver, SUCCESS};
 
-use crate::cache::Cache;
+use crate::cache::{Cache, Loaded};
 use crate::kernel::KernelImpl;
 use crate::{Buffer, Device, DeviceInfo, DriverError, Error, Kernel, Kind, Memory, Queue, Result, Source, portable};
 
@@ -111,6 +111,7 @@ pub struct CudaDevice {
     context: Arc<Context>,
     cc: u32,
     cache: Cache,
+    modules: Loaded<CudaModule>,
 }
 
 impl CudaDevice {
@@ -168,43 +169,76 @@ impl CudaDevice {
             }),
             cc,
             cache: Cache::user(),
+            modules: Loaded::default(),
         })
     }
 
-    fn cubin(&self, text: &str, entry: &str) -> Result<Vec<u8>> {
+    /// The module of a source text, compiled or from the cache.
+    fn module_of(&self, text: &str, entry: &str) -> Result<Arc<CudaModule>> {
         let nvrtc = Nvrtc::get()?;
         let (major, minor) = nvrtc.version();
         let options = portable::NVRTC_OPTIONS.join(" ");
         let compiler = format!("nvrtc {major}.{minor} sm_{} {options}", self.cc);
         let key = Cache::key(&[b"cuda", text.as_bytes(), compiler.as_bytes()]);
-        if let Some(binary) = self.cache.get(&key) {
-            return Ok(binary);
+        self.modules.get_or(&key, || {
+            if let Some(module) = self.cache.get(&key).and_then(|binary| self.load(&binary, entry).ok()) {
+                return Ok(module);
+            }
+            let binary = nvrtc.compile(text, entry, self.cc, &self.context.name)?;
+            let module = self.load(&binary, entry)?;
+            self.cache.put(&key, &binary);
+            Ok(module)
+        })
+    }
+
+    /// Loads a cubin, a fatbin or NUL-terminated PTX.
+    fn load(&self, image: &[u8], entry: &str) -> Result<CudaModule> {
+        let c = &self.context;
+        let d = c.enter()?;
+        let mut id = null_mut();
+        // SAFETY: the image is a cubin or fatbin with its own length, or NUL-terminated PTX.
+        let code = unsafe { (d.cuModuleLoadData)(&mut id, image.as_ptr().cast()) };
+        if code != SUCCESS {
+            let log = format!("the driver refused the binary: {} ({code})", d.error_name(code));
+            c.check("cuModuleLoadData", code).map_err(|e| match e {
+                Error::Lost { .. } => e,
+                _ => Error::Compile { device: c.name.clone(), entry: entry.into(), log },
+            })?;
         }
-        let binary = nvrtc.compile(text, entry, self.cc, &self.context.name)?;
-        self.cache.put(&key, &binary);
-        Ok(binary)
+        Ok(CudaModule { id, context: c.clone() })
+    }
+}
+
+struct CudaModule {
+    id: CuModule,
+    context: Arc<Context>,
+}
+
+// SAFETY: as for `Context`.
+unsafe impl Send for CudaModule {}
+// SAFETY: as for `Context`.
+unsafe impl Sync for CudaModule {}
+
+impl Drop for CudaModule {
+    fn drop(&mut self) {
+        if let Ok(d) = self.context.enter() {
+            // SAFETY: loaded in `load`; queues keep kernels, and they their module, until their launches have ended.
+            unsafe { (d.cuModuleUnload)(self.id) };
+        }
     }
 }
 
 pub(super) struct CudaKernel {
     function: CuFunction,
-    module: CuModule,
     context: Arc<Context>,
+    /// The function's code.
+    _module: Arc<CudaModule>,
 }
 
 // SAFETY: as for `Context`.
 unsafe impl Send for CudaKernel {}
 // SAFETY: as for `Context`.
 unsafe impl Sync for CudaKernel {}
-
-impl Drop for CudaKernel {
-    fn drop(&mut self) {
-        if let Ok(d) = self.context.enter() {
-            // SAFETY: loaded in `compile`; queues keep kernels until their launches have ended.
-            unsafe { (d.cuModuleUnload)(self.module) };
-        }
-    }
-}
 
 impl KernelImpl for CudaKernel {
     fn as_any(&self) -> &dyn Any {
@@ -308,35 +342,29 @@ impl Device for CudaDevice {
 
     fn compile(&self, source: &Source, entry: &str) -> Result<Kernel> {
         let c = &self.context;
-        let image = match source {
-            Source::CudaCpp(s) => self.cubin(s, entry)?,
-            Source::Portable(s) => self.cubin(&format!("{}{s}", portable::CUDA_PRELUDE), entry)?,
-            // PTX is text and must end in a NUL.
-            Source::CudaBinary(b) => [b, &[0u8][..]].concat(),
+        let module = match source {
+            Source::CudaCpp(s) => self.module_of(s, entry)?,
+            Source::Portable(s) => self.module_of(&format!("{}{s}", portable::CUDA_PRELUDE), entry)?,
+            Source::CudaBinary(b) => {
+                let key = Cache::key(&[b"cuda binary", b]);
+                // PTX is text and must end in a NUL.
+                self.modules.get_or(&key, || self.load(&[b, &[0u8][..]].concat(), entry))?
+            }
             other => {
                 return Err(Error::Unsupported { device: c.name.clone(), what: format!("kernel source {other:?}") });
             }
         };
         let d = c.enter()?;
-        let (mut module, mut function) = (null_mut(), null_mut());
-        // SAFETY: the image is a cubin or fatbin with its own length, or NUL-terminated PTX.
-        let code = unsafe { (d.cuModuleLoadData)(&mut module, image.as_ptr().cast()) };
-        if code != SUCCESS {
-            let log = format!("the driver refused the binary: {} ({code})", d.error_name(code));
-            c.check("cuModuleLoadData", code).map_err(|e| match e {
-                Error::Lost { .. } => e,
-                _ => Error::Compile { device: c.name.clone(), entry: entry.into(), log },
-            })?;
-        }
+        let mut function = null_mut();
         let name = CString::new(entry).unwrap_or_default();
-        // SAFETY: the module was loaded above; the name is NUL-terminated.
-        let code = unsafe { (d.cuModuleGetFunction)(&mut function, module, name.as_ptr()) };
-        let imp = CudaKernel { function, module, context: c.clone() };
+        // SAFETY: the module is alive; the name is NUL-terminated.
+        let code = unsafe { (d.cuModuleGetFunction)(&mut function, module.id, name.as_ptr()) };
         if code == sys::ERROR_NOT_FOUND {
             let known = "unknown (the driver does not tell); is it declared extern \"C\"?".into();
             return Err(Error::NoEntry { device: c.name.clone(), entry: entry.into(), known });
         }
         c.check("cuModuleGetFunction", code)?;
+        let imp = CudaKernel { function, context: c.clone(), _module: module };
         Ok(Kernel { name: entry.into(), imp: Arc::new(imp) })
     }
 

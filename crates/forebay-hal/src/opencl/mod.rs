@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use cl3::types::{cl_command_queue, cl_context, cl_device_id, cl_int, cl_kernel, cl_mem, cl_program};
 use cl3::{context, device, error_codes, kernel, memory, platform, program};
 
-use crate::cache::Cache;
+use crate::cache::{Cache, Loaded};
 use crate::kernel::KernelImpl;
 use crate::{Buffer, Device, DeviceInfo, DriverError, Error, Kernel, Kind, Memory, Queue, Result, Source, portable};
 
@@ -89,6 +89,7 @@ pub struct ClDevice {
     info: DeviceInfo,
     context: Arc<Context>,
     cache: Cache,
+    programs: Loaded<Program>,
 }
 
 impl ClDevice {
@@ -115,6 +116,7 @@ impl ClDevice {
             },
             context: Arc::new(Context { id: ctx, device: id, name, allocated: AtomicU64::new(0), limit }),
             cache: Cache::user(),
+            programs: Loaded::default(),
         })
     }
 
@@ -203,7 +205,7 @@ pub(super) struct ClKernel {
     id: Mutex<KernelId>,
     /// Argument count, to report a wrong call before the driver does.
     args: u32,
-    program: Program,
+    program: Arc<Program>,
 }
 
 pub(super) struct KernelId(cl_kernel);
@@ -300,7 +302,7 @@ impl Device for ClDevice {
             self.info.name.as_bytes(),
             self.info.driver.as_bytes(),
         ]);
-        let program = self.build(&text, &key, entry)?;
+        let program = self.programs.get_or(&key, || self.build(&text, &key, entry))?;
         let missing = || Error::NoEntry {
             device: c.name.clone(),
             entry: entry.into(),
