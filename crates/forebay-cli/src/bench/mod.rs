@@ -35,6 +35,19 @@ pub enum Bench {
         /// Its device
         device: forebay::Kind,
     },
+    /// One way of running of `bench gesture`, in this process
+    #[command(hide = true)]
+    GestureWay {
+        /// dataflow, host-based, hand-coded, modular or pipes
+        way: String,
+        /// Its device
+        device: forebay::Kind,
+        /// Frames
+        count: usize,
+        /// Frames a second; as fast as possible without
+        #[arg(long)]
+        rate: Option<f64>,
+    },
     /// PTask's figure 11: the same operations as dataflow and by hand
     Ptask {
         /// Only this kind of device: cpu, opencl, cuda
@@ -79,6 +92,7 @@ pub fn run(bench: &Bench, output: &Output) -> Result<(), String> {
     let report = match bench {
         Bench::Report { dir } => return report::render(dir),
         Bench::GestureStage { stage, device } => return gesture::stage(stage, *device),
+        Bench::GestureWay { way, device, count, rate } => return gesture::way(way, *device, *count, *rate),
         Bench::Gesture { device } => Report::new("gesture", gesture::run(*device)?),
         Bench::Ptask { device, full } => Report::new("ptask", ptask::run(*device, *full).map_err(text)?),
         Bench::Fusion { device } => Report::new("fusion", ptask::chains(*device).map_err(text)?),
