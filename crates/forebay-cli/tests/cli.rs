@@ -40,6 +40,8 @@ fn a_device_that_is_not_here_and_options_that_make_no_sense_are_refused() {
         (&["demo", "gesture", "--device", "abacus"][..], "abacus"),
         (&["demo", "gesture", "--rate", "0"], "rate"),
         (&["demo", "gesture", "--frames", "0"], "frames"),
+        (&["demo", "gesture", "--camera", "/dev/null"], "/dev/null"),
+        (&["demo", "gesture", "--calibration", "/dev/null"], "--camera"),
         (&["demo", "gesture", "--mode", "random"], "first-available"),
         (&["graph", "check", "/nonexistent.toml"], "/nonexistent.toml"),
     ] {
@@ -93,4 +95,24 @@ fn a_reader_that_goes_away_ends_the_command_quietly() {
     drop(child.stdout.take());
     let out = child.wait_with_output().unwrap();
     assert!(!String::from_utf8_lossy(&out.stderr).contains("panicked"));
+}
+
+/// Every way of running the gesture pipeline finds the same gestures, and says what it used.
+#[test]
+fn the_ways_of_the_gesture_benchmark_agree() {
+    let run = |way: &str| -> serde_json::Value {
+        let o = forebay(&["bench", "gesture-way", way, "cpu", "2"]);
+        assert!(o.status.success(), "{way}: {}", String::from_utf8_lossy(&o.stderr));
+        serde_json::from_str(&stdout(&o)).unwrap()
+    };
+    let by_hand = run("hand-coded");
+    for way in ["host-based", "modular", "pipes"] {
+        let v = run(way);
+        assert_eq!(v["gestures"], by_hand["gestures"], "{way}");
+        assert_eq!(v["latency_ms"].as_array().unwrap().len(), 2, "{way}");
+        assert!(v["memory_mib"].as_f64().unwrap() > 1.0 && v["user"].as_f64().unwrap() > 0.0, "{way}: {v}");
+    }
+    // Three stages with two workers each, and the cameras' process.
+    assert!(run("pipes")["threads"].as_u64() > by_hand["threads"].as_u64());
+    assert!(run("dataflow")["gestures"].as_u64().unwrap() > 0);
 }

@@ -11,6 +11,7 @@ use forebay::hal::{Arg as HalArg, Buffer, Device, Kernel, Queue};
 use forebay::{Arg, Kind, Mode};
 
 use crate::demo::gesture;
+use crate::demo::gesture::camera::Source;
 use crate::demo::gesture::pipeline::{self, Shape, Step};
 use crate::demo::gesture::recording::{self, Grey};
 use crate::demo::gesture::track::Tracker;
@@ -361,8 +362,8 @@ pub fn dataflow(job: &Job<'_>) -> Outcome<Run> {
     let mut p = pipeline::build(job.shape, 4, Some(kind)).map_err(text)?;
     let graph = std::mem::replace(&mut p.graph, forebay::Graph::new("started"));
     let run = rt.start(graph).map_err(text)?;
-    let (shape, frames, n) = (job.shape, job.frames, job.count as u64);
-    let m = gesture::replay(&run, &rt, &p, shape, frames, n, job.rate, |_| {}, |_| {}).map_err(text)?;
+    let mut source = Source::Recording { frames: job.frames, rate: job.rate };
+    let m = gesture::replay(&run, &rt, &p, job.shape, &mut source, job.count as u64, |_| {}, |_| {})?;
     let (memory_mib, threads) = usage::size("self");
     let (seconds, (user, system), latency_ms, gestures) = (m.seconds, m.cpu, m.latency_ms, m.gestures);
     Ok(Run { seconds, user, system, latency_ms, gestures, memory_mib, threads, gpu: None })

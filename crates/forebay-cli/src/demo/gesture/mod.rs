@@ -1,5 +1,6 @@
 //! `forebay demo gesture`: PTask's own application (section 2.1) on recordings of real stereo cameras.
 
+pub mod camera;
 pub mod cpu;
 pub mod pipeline;
 pub mod recording;
@@ -11,17 +12,20 @@ mod uinput;
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
-use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 
 use forebay::{Feed, Kind, Mode, Running, Runtime};
 
+use camera::{Frame, Source};
 use pipeline::Shape;
-use recording::Grey;
 use track::Event;
 
 /// Most frames of one run.
 const MAX_FRAMES: u64 = 10_000_000;
+
+/// Latencies that room is made for at once.
+const MAX_LATENCIES: u64 = 1 << 16;
 
 /// Options of the demo.
 #[derive(clap::Args)]
@@ -35,6 +39,12 @@ pub struct Options {
     /// Frames per second: a number, or "max" for as fast as possible
     #[arg(long, default_value = "30")]
     pub rate: String,
+    /// A V4L2 camera with both views side by side, or a left and a right one; instead of the recording
+    #[arg(long, value_name = "/dev/videoN", num_args = 1..=2)]
+    pub camera: Vec<PathBuf>,
+    /// Calibration of the cameras, a file like data/stereo/calibration.toml; the recording's without
+    #[arg(long, value_name = "FILE")]
+    pub calibration: Option<PathBuf>,
     /// Scheduling mode: first-available, fifo, priority, data-aware
     #[arg(long, default_value = "data-aware")]
     pub mode: Mode,
@@ -92,8 +102,19 @@ pub fn run(o: &Options) -> Result<(), String> {
                 .ok_or("--rate takes a number above 0 or \"max\"")?,
         ),
     };
-    let shape = Shape::of_recording()?;
+    let mut shape = Shape::of_recording()?;
+    if let Some(path) = &o.calibration {
+        if o.camera.is_empty() {
+            return Err("--calibration is for --camera: the recording has its own".into());
+        }
+        let text = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
+        shape.calibration = recording::Calibration::parse(&text).map_err(|e| format!("{}: {e}", path.display()))?;
+    }
     let frames = recording::pairs()?;
+    let mut source = match o.camera.as_slice() {
+        [] => Source::Recording { frames: &frames, rate },
+        paths => Source::Live(camera::open(paths, shape.source())?),
+    };
     let rt = runtime(&o.device, o.mode)?;
     // A device is asked for by name: its kernels run there and nowhere else.
     let only = match o.device.as_str() {
@@ -113,9 +134,8 @@ pub fn run(o: &Options) -> Result<(), String> {
         &rt,
         &p,
         &shape,
-        &frames,
+        &mut source,
         o.frames,
-        rate,
         |event| {
             if !o.quiet && !o.json {
                 progress.suspend(|| crate::say(&event.json()));
@@ -125,8 +145,7 @@ pub fn run(o: &Options) -> Result<(), String> {
             }
         },
         |n| progress.set_position(n),
-    )
-    .map_err(|e| e.to_string())?;
+    )?;
     progress.finish_and_clear();
     if let Some(path) = &o.trace {
         let (spans, dropped) = run.take_trace();
@@ -163,68 +182,83 @@ pub fn cpu_time() -> (f64, f64) {
     (f.first().unwrap_or(&0.0) / hz, f.get(1).unwrap_or(&0.0) / hz)
 }
 
-/// Feeds `count` frames of the recording and collects what comes out.
+/// Feeds `count` frames and collects what comes out.
+///
+/// # Errors
+/// What ended the graph, or why the cameras give no more frames.
 #[allow(clippy::too_many_arguments, reason = "one call, each argument another thing")]
 pub fn replay(
     run: &Running,
     rt: &Runtime,
     p: &pipeline::Pipeline,
     shape: &Shape,
-    frames: &[(Grey, Grey)],
+    source: &mut Source<'_>,
     count: u64,
-    rate: Option<f64>,
     mut gesture: impl FnMut(&Event),
     mut progress: impl FnMut(u64),
-) -> forebay::Result<Measured> {
+) -> Result<Measured, String> {
+    let text = |e: forebay::Error| e.to_string();
     for (feed, block) in &p.constants {
-        run.push(*feed, block.clone())?;
+        run.push(*feed, block.clone()).map_err(text)?;
     }
-    let push = |feed: Feed, image: &Grey| -> forebay::Result<()> {
-        let mut b = run.acquire(feed)?;
-        b.assign(&image.pixels)?;
-        run.push(feed, b)
+    let push = |feed: Feed, image: &[u8]| -> Result<(), String> {
+        let mut b = run.acquire(feed).map_err(text)?;
+        b.assign(image).map_err(text)?;
+        run.push(feed, b).map_err(text)
     };
     let (left, right) = (p.left, p.right);
     // The first frames warm the pools and compile nothing; they are not measured.
+    let mut frame = Frame { left: Vec::new(), right: Vec::new() };
+    let blank = vec![0u8; shape.image().bytes()];
     for i in 0..2 {
-        let (l, r) = &frames[recording::replay(i, frames.len())];
-        push(left, l)?;
-        push(right, r)?;
-        run.pull(p.events)?;
+        match source {
+            Source::Recording { frames, .. } => {
+                let (l, r) = &frames[recording::replay(i, frames.len())];
+                push(left, &l.pixels)?;
+                push(right, &r.pixels)?;
+            }
+            Source::Live(_) => {
+                push(left, &blank)?;
+                push(right, &blank)?;
+            }
+        }
+        run.pull(p.events).map_err(text)?;
     }
     let sent: Mutex<VecDeque<Instant>> = Mutex::new(VecDeque::new());
     let (begun, cpu) = (Instant::now(), cpu_time());
-    let mut latency_ms = Vec::with_capacity(count as usize);
+    let mut latency_ms = Vec::with_capacity(count.min(MAX_LATENCIES) as usize);
     let mut gestures = 0;
-    let pulled = std::thread::scope(|s| -> forebay::Result<()> {
-        let cameras = s.spawn(|| -> forebay::Result<()> {
-            for i in 0..count {
-                if let Some(rate) = rate {
-                    let due = begun + Duration::from_secs_f64(i as f64 / rate);
-                    std::thread::sleep(due.saturating_duration_since(Instant::now()));
-                }
-                let (l, r) = &frames[recording::replay(i + 2, frames.len())];
-                push(left, l)?;
-                sent.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push_back(Instant::now());
-                push(right, r)?;
+    std::thread::scope(|s| -> Result<(), String> {
+        let cameras = s.spawn(|| {
+            let fed = (0..count).try_for_each(|i| {
+                source.frame(i, begun, &mut frame)?;
+                push(left, &frame.left)?;
+                sent.lock().unwrap_or_else(PoisonError::into_inner).push_back(Instant::now());
+                push(right, &frame.right)
+            });
+            if fed.is_err() {
+                // Nobody should wait for frames that never come.
+                let _ = run.stop();
             }
-            Ok(())
+            fed
         });
-        for i in 0..count {
+        let pulled = (0..count).try_for_each(|i| {
             let block = run.pull(p.events)?;
-            let at = sent.lock().unwrap_or_else(std::sync::PoisonError::into_inner).pop_front();
+            let at = sent.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
             latency_ms.extend(at.map(|t| t.elapsed().as_secs_f64() * 1e3));
             for e in block.as_slice::<Event>()? {
                 gestures += 1;
                 gesture(e);
             }
             progress(i + 1);
+            Ok(())
+        });
+        let fed = cameras.join().unwrap_or_else(|_| Err("the cameras' thread panicked".into()));
+        match run.error() {
+            Some(e) => Err(text(e)),
+            None => fed.and(pulled.map_err(text)),
         }
-        cameras.join().unwrap_or(Ok(()))
-    });
-    if let Err(e) = pulled {
-        return Err(run.error().unwrap_or(e));
-    }
+    })?;
     let seconds = begun.elapsed().as_secs_f64();
     let end = cpu_time();
     let devices = rt.devices();

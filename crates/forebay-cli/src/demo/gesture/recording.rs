@@ -74,7 +74,25 @@ pub struct Calibration {
 impl Calibration {
     /// The recording's own.
     pub fn of_recording() -> Result<Self, String> {
-        toml::from_str(CALIBRATION).map_err(|e| e.to_string())
+        Self::parse(CALIBRATION)
+    }
+
+    /// From a file's text.
+    ///
+    /// # Errors
+    /// What is missing or wrong, with its line; sizes that no camera has; optics without a focal length.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let c: Calibration = toml::from_str(text).map_err(|e| e.to_string())?;
+        let [w, h] = c.size;
+        if !(16..=8192).contains(&w) || !(16..=8192).contains(&h) || w % 2 + h % 2 != 0 {
+            return Err(format!("size {w}×{h}: even numbers from 16 to 8192 are wanted"));
+        }
+        let cameras = [&c.left, &c.right];
+        let positive = |v: f64| v.is_finite() && v > 0.0;
+        if !cameras.iter().all(|k| positive(k.projection[0]) && positive(k.projection[5])) || !positive(c.baseline) {
+            return Err("the projections' focal lengths and the baseline must be above 0".into());
+        }
+        Ok(c)
     }
 
     /// A pair that is rectified already.
@@ -134,6 +152,21 @@ impl Camera {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_calibration_that_makes_no_sense_is_refused() {
+        assert!(Calibration::parse(CALIBRATION).is_ok());
+        for (from, to, word) in [
+            ("size = [640, 480]", "size = [640, 0]", "640×0"),
+            ("baseline = 3.338730", "baseline = -1.0", "baseline"),
+            ("projection = [519.1306549918266", "projection = [0.0", "focal"),
+            ("[right]", "[wrong]", "right"),
+        ] {
+            assert!(CALIBRATION.contains(from));
+            let e = Calibration::parse(&CALIBRATION.replace(from, to)).unwrap_err();
+            assert!(e.contains(word), "{e}");
+        }
+    }
 
     #[test]
     fn the_replay_goes_back_and_forth() {
