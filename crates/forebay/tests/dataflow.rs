@@ -450,6 +450,27 @@ fn results_that_the_program_reads_are_sent_to_it_ahead() {
 }
 
 #[test]
+fn results_that_come_back_as_inputs_stay_on_the_device() {
+    let rt = Runtime::builder().devices(vec![Arc::new(SimDevice::new(Model::default()))]).build().unwrap();
+    let n = 100;
+    let mut g = Graph::new("again");
+    let t = g.add(affine_task("t", n, &[Kind::Sim])).unwrap();
+    let (feed, drain) = (g.feed((t, "x"), 1).unwrap(), g.drain((t, "y"), 1).unwrap());
+    let run = rt.start(g).unwrap();
+    let mut block = Datablock::from_slice(Template::array::<u32>([n]), &vec![0u32; n]).unwrap();
+    let mut copies = Vec::new();
+    for round in 1..=8u32 {
+        let before = rt.copied()[1];
+        run.push(feed, block).unwrap();
+        block = run.pull(drain).unwrap();
+        assert_eq!(block.as_slice::<u32>().unwrap(), vec![(1 << round) - 1; n]);
+        copies.push((rt.copied()[1] - before) / (4 * n as u64));
+    }
+    // One up, then one down a round; the third round learns that what was sent home is wanted on the device again.
+    assert_eq!(copies, [2, 1, 2, 1, 1, 1, 1, 1]);
+}
+
+#[test]
 fn every_kind_of_device_gives_the_same_result() {
     let n = 3000;
     let t = Template::array::<u32>([n]);

@@ -402,10 +402,10 @@ fn lists(d: &dyn Device) -> std::result::Result<(), String> {
     let k = d.compile(&source(d.info().kind, "twice"), "twice").map_err(text)?;
     let mut recorded = Recorded::default();
     let mut kept: Vec<[Buffer; 4]> = Vec::new();
-    // Six sets of buffers, then the last one again, then a smaller space.
-    for round in 0..8u32 {
-        let n = if round == 7 { 500usize } else { 1000 };
-        if round < 6 {
+    // Ten sets of buffers, then the last one again, then a smaller space.
+    for round in 0..12u32 {
+        let n = if round == 11 { 500usize } else { 1000 };
+        if round < 10 {
             let mut four = Vec::new();
             for _ in 0..4 {
                 four.push(d.alloc(4000).map_err(text)?);
@@ -425,8 +425,8 @@ fn lists(d: &dyn Device) -> std::result::Result<(), String> {
         let issued = q.launch_list(&list, &mut recorded).map_err(text)?;
         if d.info().kind == Kind::Cuda {
             let want = match round {
-                0..4 => Issued::Built,
-                6 => Issued::Replayed,
+                0..8 => Issued::Built,
+                10 => Issued::Replayed,
                 _ => Issued::Updated,
             };
             ensure(issued == want, || format!("round {round}: {issued:?}, not {want:?}"))?;

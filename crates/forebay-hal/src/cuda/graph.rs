@@ -15,7 +15,7 @@ use crate::{Arg, Buffer, Issued, Kernel, Listed, Result};
 
 /// Executable graphs kept for one list. Blocks come from pools, so the same few sets of buffers come again and again;
 /// each has its own graph and needs no update.
-const MAX_VARIANTS: usize = 4;
+const MAX_VARIANTS: usize = 8;
 
 /// What is remembered of a list.
 pub(super) struct Recording {

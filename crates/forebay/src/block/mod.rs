@@ -56,6 +56,8 @@ impl std::ops::BitOr for Signals {
 const HOST_VALID: u32 = 1;
 /// It is the only valid view and no device is still reading it, so it may be written at once.
 const HOST_ONLY: u32 = 2;
+/// Bit of `Inner::fast`: there are views on devices.
+const ON_DEVICE: u32 = 4;
 
 pub(crate) struct Inner {
     refs: AtomicUsize,

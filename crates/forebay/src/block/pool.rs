@@ -32,6 +32,8 @@ pub(crate) struct Pool {
     count: AtomicUsize,
     /// The last block that came from a device was read on the host (views.rs, rule 5).
     pub(super) read_on_host: AtomicBool,
+    /// A block that had left its device was wanted on one again.
+    pub(super) used_on_device: AtomicBool,
     /// Device whose page-locked memory host views come from, if one wants that.
     pinned: Option<Arc<dyn Device>>,
 }
@@ -43,6 +45,7 @@ impl Pool {
             head: AtomicU64::new(0),
             count: AtomicUsize::new(1),
             read_on_host: AtomicBool::new(false),
+            used_on_device: AtomicBool::new(false),
             pinned,
         })))
     }
@@ -162,6 +165,7 @@ pub(super) unsafe fn recycle(p: NonNull<Inner>) {
         i.has_meta.store(false, Ordering::Relaxed);
         *i.meta.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
+    i.leave_devices();
     // SAFETY: the block's own count keeps the pool alive until the block is in the stack or freed.
     if !unsafe { pool.as_ref() }.push(p) {
         // SAFETY: the pool is closed, so the block is ours: free it and give up its count.

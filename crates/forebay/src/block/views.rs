@@ -11,7 +11,10 @@
 //!    the host, the next one is sent there right behind the command that makes it (the reader would otherwise queue its
 //!    copy behind whatever was issued since). A block that was sent and not read ends that.
 //!
-//! Lock rank: a block's views, then a device's queue.
+//! 6. A block without handles gives its device memory back to the device, whose queue orders the next use behind the last
+//!    one. So a pipeline's items use the same addresses again, which replayed graphs need no update for.
+//!
+//! Lock rank: a block's views, then a device's queue or its spare memory.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -19,7 +22,7 @@ use std::sync::{Arc, PoisonError};
 use forebay_hal::cpu::HostMemory;
 use forebay_hal::{Buffer, Fence};
 
-use super::{Datablock, HOST_ONLY, HOST_VALID, Inner, Pool};
+use super::{Datablock, HOST_ONLY, HOST_VALID, Inner, ON_DEVICE, Pool};
 use crate::error::{Error, Result};
 use crate::run::device::DeviceHandle;
 
@@ -52,12 +55,20 @@ pub(super) struct Views {
     host_readers: Vec<(Arc<DeviceHandle>, Fence)>,
     /// A copy to the host view that was sent ahead of any reader; the view is Invalid until it has been awaited.
     arriving: Option<(Arc<DeviceHandle>, Fence)>,
+    /// It left its device with that copy (`send_home`).
+    left: bool,
 }
 
 struct DeviceView {
     device: Arc<DeviceHandle>,
     buffer: Buffer,
     state: Residency,
+}
+
+impl Drop for DeviceView {
+    fn drop(&mut self) {
+        self.device.give_back(self.buffer.clone());
+    }
 }
 
 impl Views {
@@ -69,7 +80,7 @@ impl Views {
         if let Some(i) = self.devices.iter().position(|v| Arc::ptr_eq(&v.device, d)) {
             return Ok(i);
         }
-        let buffer = d.device.alloc(bytes)?;
+        let buffer = d.buffer(bytes)?;
         self.devices.push(DeviceView { device: d.clone(), buffer, state: Residency::Invalid });
         Ok(self.devices.len() - 1)
     }
@@ -147,7 +158,26 @@ impl Inner {
         if v.host_state == Residency::Exclusive && v.host_readers.is_empty() {
             fast |= HOST_ONLY;
         }
+        if !v.devices.is_empty() {
+            fast |= ON_DEVICE;
+        }
         self.fast.store(fast, Ordering::Release);
+    }
+
+    /// Rule 6; the caller is the block's only user.
+    #[inline]
+    pub(super) fn leave_devices(&self) {
+        if self.fast.load(Ordering::Relaxed) & ON_DEVICE != 0 {
+            self.leave_devices_slowly();
+        }
+    }
+
+    #[cold]
+    fn leave_devices_slowly(&self) {
+        let mut v = self.views.lock().unwrap_or_else(PoisonError::into_inner);
+        v.devices.clear();
+        v.left = false;
+        self.publish(&v);
     }
 
     /// Makes the host view valid, copying from a device if need be (rule 2).
@@ -247,6 +277,11 @@ impl Datablock {
         // By way of the host: rule 4 makes it wait for a writer on another device.
         i.validate_host(&mut v, self.bytes())?;
         let host = i.host_buffer(&mut v)?;
+        if std::mem::take(&mut v.left)
+            && let Some(p) = i.pool()
+        {
+            p.used_on_device.store(true, Ordering::Relaxed);
+        }
         let at = v.ensure_device(d, i.template.bytes())?;
         let buffer = v.devices[at].buffer.clone();
         let bytes = self.bytes();
@@ -288,12 +323,12 @@ impl Datablock {
         Ok(v.devices[at].buffer.clone())
     }
 
-    /// Sends what `d` has just been told to make to the host, if the last blocks were read there (rule 5).
-    pub(crate) fn send_home(&self, d: &Arc<DeviceHandle>) -> Result<()> {
+    /// Sends what `d` has just been told to make to the host, if the last blocks were read there (rule 5). A block for
+    /// the program alone leaves the device then, and its memory serves the next one (rule 6), unless such blocks have
+    /// come back for more.
+    pub(crate) fn send_home(&self, d: &Arc<DeviceHandle>, for_program: bool) -> Result<()> {
         let i = self.inner();
-        if !i.pool().is_some_and(|p| p.read_on_host.load(Ordering::Relaxed)) {
-            return Ok(());
-        }
+        let Some(pool) = i.pool().filter(|p| p.read_on_host.load(Ordering::Relaxed)) else { return Ok(()) };
         let mut v = i.views.lock().unwrap_or_else(PoisonError::into_inner);
         let busy = v.host_state.valid() || v.arriving.is_some() || !v.host_readers.is_empty();
         let from = v.device(d).filter(|v| v.state.valid()).map(|v| v.buffer.clone());
@@ -307,6 +342,11 @@ impl Datablock {
         d.leave_unfenced();
         d.count_copy(bytes);
         v.arriving = Some((d.clone(), fence));
+        v.left = for_program && !pool.used_on_device.load(Ordering::Relaxed);
+        if v.left {
+            v.devices.clear();
+        }
+        i.publish(&v);
         Ok(())
     }
 

@@ -1,11 +1,11 @@
 //! A device as one runtime uses it: one queue, and a bound on what is in flight.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use forebay_hal::{Device, Fence, Kind, Queue, Result};
+use forebay_hal::{Buffer, Device, Error, Fence, Kind, Queue, Result};
 
 /// Invocations that may be in flight on a device when throughput counts.
 pub(crate) const DEPTH_THROUGHPUT: usize = 32;
@@ -14,6 +14,8 @@ const BATCH: usize = 8;
 /// While the oldest invocation in flight is older than this, no more than two are: what is issued far ahead of slow
 /// kernels gains no throughput and costs latency.
 const MAX_AHEAD: Duration = Duration::from_millis(2);
+/// Buffers of one size that wait for another use.
+const MAX_SPARE: usize = 64;
 /// Invocations in flight when order counts: one running, one ready behind it.
 pub(crate) const DEPTH_PRIORITY: usize = 2;
 
@@ -26,6 +28,8 @@ pub(crate) struct DeviceHandle {
     depth: usize,
     /// Something was issued that has no fence behind it yet.
     unfenced: AtomicBool,
+    /// Memory that blocks gave back, by size.
+    spare: Mutex<HashMap<usize, Vec<Buffer>>>,
     /// Bytes moved to and from the device.
     pub(crate) copied: AtomicU64,
     /// Invocations issued.
@@ -56,9 +60,41 @@ impl DeviceHandle {
             }),
             depth,
             unfenced: AtomicBool::new(false),
+            spare: Mutex::default(),
             copied: AtomicU64::new(0),
             invocations: AtomicU64::new(0),
         }))
+    }
+
+    /// Memory of exactly `bytes`, with any contents. Its last user's commands are in this device's queue, so commands
+    /// enqueued from now on come behind them.
+    pub(crate) fn buffer(&self, bytes: usize) -> Result<Buffer> {
+        if let Some(b) = self.spare().get_mut(&bytes).and_then(Vec::pop) {
+            return Ok(b);
+        }
+        match self.device.alloc(bytes) {
+            Err(Error::OutOfMemory { .. }) if self.trim() => self.device.alloc(bytes),
+            other => other,
+        }
+    }
+
+    /// Takes memory back for the next one who needs that size.
+    pub(crate) fn give_back(&self, b: Buffer) {
+        let mut spare = self.spare();
+        let same = spare.entry(b.len()).or_default();
+        if same.len() < MAX_SPARE {
+            same.push(b);
+        }
+    }
+
+    /// Frees what nobody uses now; whether there was any.
+    pub(crate) fn trim(&self) -> bool {
+        let all = std::mem::take(&mut *self.spare());
+        !all.is_empty()
+    }
+
+    fn spare(&self) -> MutexGuard<'_, HashMap<usize, Vec<Buffer>>> {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The CPU shares the host's memory: no views, no copies.

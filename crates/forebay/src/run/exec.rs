@@ -249,11 +249,15 @@ fn deliver(core: &Core, node: &Node, own: &mut Own, worker: &Worker) -> bool {
 pub(crate) fn run(core: &Core, node: &Node, own: &mut Own, device: usize, worker: &Worker) {
     node.stats.state.store(2, Ordering::Relaxed);
     let begun = (core.trace.is_some() || node.stats.wants_cost()).then(|| core.runtime.now_ns());
-    let mut result = invoke(core, node, own, device, worker);
     let d = &core.runtime.devices[device];
-    if result.is_ok() && !d.is_host() {
-        result = own.outs.iter().flatten().try_for_each(|b| b.send_home(d)).map_err(TaskError::from);
-    }
+    let result = invoke(core, node, own, device, worker).and_then(|()| {
+        if d.is_host() {
+            return Ok(());
+        }
+        let host = |c: &u32| matches!(core.channels[*c as usize].to, EndRef::Host);
+        let made = node.outputs.iter().zip(&own.outs).filter_map(|(o, b)| Some((o, b.as_ref()?)));
+        made.map(|(o, b)| b.send_home(d, o.channels.iter().all(host))).try_for_each(|sent| Ok(sent?))
+    });
     if let Some(begun) = begun {
         let end = core.runtime.now_ns();
         node.stats.cost(end - begun);

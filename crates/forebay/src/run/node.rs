@@ -35,6 +35,19 @@ pub(crate) struct Core {
     /// Nice value of the thread that asked last (proxy priority).
     pub(crate) nice: AtomicI32,
     pub(crate) trace: Option<Trace>,
+    /// Dropped last.
+    pub(crate) _trim: Trim,
+}
+
+/// Frees the devices' spare memory once a graph's blocks have given theirs back.
+pub(crate) struct Trim(pub(crate) Arc<RuntimeInner>);
+
+impl Drop for Trim {
+    fn drop(&mut self) {
+        for d in &self.0.devices {
+            d.trim();
+        }
+    }
 }
 
 /// One end of a running channel.

@@ -15,7 +15,7 @@ use super::dispatch::Dispatcher;
 use super::exec::MAX_ARGS;
 use super::fuse::{Parts, fuse};
 use super::host::HostEnd;
-use super::node::{Chan, Core, EndRef, Few, Imp, In, InKind, KArg, KLaunch, Node, Out, PoolRef};
+use super::node::{Chan, Core, EndRef, Few, Imp, In, InKind, KArg, KLaunch, Node, Out, PoolRef, Trim};
 use super::ring::Ring;
 use super::running::{GraphState, Running};
 use super::trace::Trace;
@@ -277,6 +277,7 @@ impl Runtime {
             state: Mutex::new((GraphState::Stopped, None)),
             nice: AtomicI32::new(super::running::current_nice()),
             trace: trace.then(Trace::default),
+            _trim: Trim(rt.clone()),
         });
         core.nodes.iter().for_each(|n| n.bind(&core));
         let running = Running::new(core, templates);
@@ -388,7 +389,7 @@ impl Runtime {
                         all.any(|a| matches!(a, KArg::Scratch(s) if *s as usize == i))
                     };
                     let sizes = scratch.iter().enumerate().map(|(i, (_, bytes))| if used(i) { *bytes } else { 0 });
-                    let scratch = sizes.map(|bytes| d.device.alloc(bytes)).collect::<Result<_, _>>()?;
+                    let scratch = sizes.map(|bytes| d.buffer(bytes)).collect::<Result<_, _>>()?;
                     imps.push((
                         d.index,
                         Imp::Kernels {
