@@ -1,0 +1,114 @@
+//! A client of our own: through it other processes' channels are suspended and resumed.
+
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::rm::{ControlFile, Rm, alloc, control};
+use crate::sys::{
+    CLASS_CLIENT, CLASS_DEVICE, CLASS_SUBDEVICE, CMD_DISABLE_CHANNELS, CMD_HANDLE_INFO, CMD_ID_INFO, Card,
+    DRIVER_SERIES, DeviceAlloc, DisableChannels, FIRST_OBJECT, Free, HandleInfo, INFO_CLASS, IdInfo, MAX_CHANNELS,
+    RawHandle, SubdeviceAlloc,
+};
+use crate::target::Handle;
+
+/// A client with a device and a subdevice of one GPU. Dropping it frees them.
+pub struct Client {
+    rm: Arc<dyn Rm>,
+    file: Box<dyn ControlFile>,
+    handle: RawHandle,
+    subdevice: RawHandle,
+    card: Card,
+}
+
+impl Client {
+    /// Opens GPU number `gpu` (of `/dev/nvidiaN`) after a self-test that only reads.
+    ///
+    /// # Errors
+    /// [`Error::NoDriver`], [`Error::UnknownDriver`], or what the driver refused.
+    pub fn open(rm: Arc<dyn Rm>, gpu: u32) -> Result<Client> {
+        let found = rm.driver_version()?;
+        let series = found.split('.').next().and_then(|s| s.parse::<u32>().ok());
+        if series != Some(DRIVER_SERIES) {
+            return Err(Error::UnknownDriver { found, known: DRIVER_SERIES });
+        }
+        let file = rm.open(gpu)?;
+        let cards = file.cards().map_err(|why| Error::Call { call: "card info", why })?;
+        let none = || Error::NoDriver {
+            path: format!("/dev/nvidia{gpu}"),
+            why: std::io::Error::new(std::io::ErrorKind::NotFound, "the driver lists no such card"),
+        };
+        let card = cards.into_iter().find(|c| c.minor == gpu).ok_or_else(none)?;
+        let mut nothing = [0u8; 0];
+        let handle = alloc(&*file, "allocate client", [0; 3], CLASS_CLIENT, &mut nothing)?;
+        // From here on dropping the client frees what it has.
+        let mut client = Client { rm, file, handle, subdevice: 0, card };
+        let mut id = IdInfo { gpu: client.card.gpu, ..IdInfo::default() };
+        control(&*client.file, "get id info", handle, handle, CMD_ID_INFO, &mut id)?;
+        let mut params = DeviceAlloc { device: id.device, client_share: handle, ..DeviceAlloc::default() };
+        let wanted = [handle, handle, FIRST_OBJECT + 1];
+        let device = alloc(&*client.file, "allocate device", wanted, CLASS_DEVICE, &mut params)?;
+        let wanted = [handle, device, FIRST_OBJECT + 2];
+        let mut params = SubdeviceAlloc::default();
+        client.subdevice = alloc(&*client.file, "allocate subdevice", wanted, CLASS_SUBDEVICE, &mut params)?;
+        // The query that discovery stands on must say of our own objects what we know of them.
+        for (object, class) in [(device, CLASS_DEVICE), (client.subdevice, CLASS_SUBDEVICE)] {
+            if class_of(&*client.file, handle, object)? != Some(class) {
+                return Err(Error::UnknownDriver { found, known: DRIVER_SERIES });
+            }
+        }
+        Ok(client)
+    }
+
+    /// The GPU's entry in the driver's list.
+    pub fn card(&self) -> &Card {
+        &self.card
+    }
+
+    /// The kernel beneath.
+    pub fn rm(&self) -> &Arc<dyn Rm> {
+        &self.rm
+    }
+
+    /// RM's name of this client: others that exist have lower numbers or slightly higher ones.
+    pub fn handle(&self) -> RawHandle {
+        self.handle
+    }
+
+    /// Takes channels off the GPU (`on` false) or lets them back on; in calls of 64, all of them even if one fails.
+    ///
+    /// # Errors
+    /// The first failure.
+    pub(crate) fn schedule(&self, channels: &[Handle], on: bool) -> Result<()> {
+        let mut result = Ok(());
+        for some in channels.chunks(MAX_CHANNELS) {
+            let mut p: DisableChannels = bytemuck::Zeroable::zeroed();
+            p.disable = u8::from(!on);
+            p.count = some.len() as u32;
+            for ((to_client, to_channel), h) in p.clients.iter_mut().zip(&mut p.channels).zip(some) {
+                (*to_client, *to_channel) = (h.client, h.object);
+            }
+            let name = if on { "enable channels" } else { "disable channels" };
+            let one = control(&*self.file, name, self.handle, self.subdevice, CMD_DISABLE_CHANNELS, &mut p);
+            result = result.and(one);
+        }
+        result
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        // Freeing a client frees its objects; nothing can be done about a failure, and closing the file does the same.
+        let mut call = Free { root: self.handle, parent: 0, old: self.handle, status: 0 };
+        let _ = self.file.free(&mut call);
+    }
+}
+
+/// The class of an object of a client on this file; none if there is no such object.
+pub(crate) fn class_of(file: &dyn ControlFile, client: RawHandle, object: RawHandle) -> Result<Option<u32>> {
+    let mut info = HandleInfo { object, index: INFO_CLASS, answer: 0 };
+    match control(file, "get handle info", client, client, CMD_HANDLE_INFO, &mut info) {
+        Ok(()) => Ok(Some(info.answer as u32)),
+        Err(Error::Status { .. }) => Ok(None),
+        Err(e) => Err(e),
+    }
+}

@@ -1,0 +1,105 @@
+//! A status of the driver, or a failed call, as an error.
+
+/// Result of a call into RM.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What can go wrong.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// No NVIDIA driver, or no right to open its files.
+    #[error("{path}: {why}")]
+    NoDriver {
+        /// The file.
+        path: String,
+        /// The system's reason.
+        why: std::io::Error,
+    },
+    /// A driver whose layouts are not known.
+    #[error("driver {found} is not known: this build speaks to series {known}; nothing was changed")]
+    UnknownDriver {
+        /// Its version.
+        found: String,
+        /// The series that is.
+        known: u32,
+    },
+    /// The kernel refused a call.
+    #[error("{call}: {why}")]
+    Call {
+        /// The call.
+        call: &'static str,
+        /// The system's reason.
+        why: std::io::Error,
+    },
+    /// RM refused a command.
+    #[error("{call}: {} (0x{status:x})", name(*status))]
+    Status {
+        /// The command.
+        call: &'static str,
+        /// RM's status.
+        status: u32,
+    },
+    /// A process that is gone, or not ours to look into.
+    #[error("process {pid}: {why}")]
+    Process {
+        /// The process.
+        pid: u32,
+        /// The system's reason.
+        why: std::io::Error,
+    },
+    /// A process without channels on this GPU.
+    #[error("process {pid} has no channels on the GPU ({files} control files, {calls} questions)")]
+    NoChannels {
+        /// The process.
+        pid: u32,
+        /// Its files that were looked at.
+        files: usize,
+        /// Control calls made.
+        calls: usize,
+    },
+    /// An argument out of bounds.
+    #[error("a time slice of {us} µs: {min} to {max} are allowed")]
+    Slice {
+        /// What was asked.
+        us: u64,
+        /// Least.
+        min: u64,
+        /// Most.
+        max: u64,
+    },
+}
+
+/// Success.
+pub const OK: u32 = 0;
+/// Refused for this caller.
+pub const INSUFFICIENT_PERMISSIONS: u32 = 0x1B;
+/// Bad parameters.
+pub const INVALID_ARGUMENT: u32 = 0x1F;
+/// The client is not one of this file.
+pub const INVALID_CLIENT: u32 = 0x23;
+/// The command is not one of this object.
+pub const INVALID_COMMAND: u32 = 0x24;
+/// The object does not exist.
+pub const INVALID_OBJECT_HANDLE: u32 = 0x33;
+/// Not on this GPU or driver.
+pub const NOT_SUPPORTED: u32 = 0x56;
+/// Nothing there.
+pub const OBJECT_NOT_FOUND: u32 = 0x57;
+
+/// A status by name.
+fn name(status: u32) -> &'static str {
+    match status {
+        INSUFFICIENT_PERMISSIONS => "insufficient permissions",
+        INVALID_ARGUMENT => "invalid argument",
+        INVALID_CLIENT => "invalid client",
+        INVALID_COMMAND => "invalid command",
+        INVALID_OBJECT_HANDLE => "invalid object handle",
+        NOT_SUPPORTED => "not supported",
+        OBJECT_NOT_FOUND => "object not found",
+        _ => "RM status",
+    }
+}
+
+/// An error unless `status` is success.
+pub(crate) fn check(call: &'static str, status: u32) -> Result<()> {
+    if status == OK { Ok(()) } else { Err(Error::Status { call, status }) }
+}

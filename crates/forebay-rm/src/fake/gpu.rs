@@ -1,0 +1,193 @@
+//! A model of how the hardware shares itself: channel groups take turns.
+//!
+//! A group with work holds the GPU until its slice is over or its queue runs dry, then the next one with work gets it; a
+//! change of group costs [`SWITCH_US`]. A kernel that is taken off goes on where it was. A group whose channels are all
+//! disabled gets no turn; one that is disabled while it holds the GPU loses it at once. The process submits its next
+//! kernel some time after the last one has ended, so a process with short kernels gives up most of its turn: that is why
+//! slices alone are no shares.
+
+use std::collections::{BTreeMap, HashSet};
+
+use super::DEFAULT_SLICE_US;
+use crate::sys::RawHandle;
+
+/// Cost of a change between groups, µs.
+pub const SWITCH_US: u64 = 150;
+
+/// What a process asks of the GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Load {
+    /// Length of a kernel, µs; 0 for none.
+    pub kernel_us: u64,
+    /// Kernels in flight.
+    pub depth: u64,
+    /// From a kernel's end to the next one's being there, µs.
+    pub think_us: u64,
+}
+
+impl Load {
+    /// Nothing.
+    pub const IDLE: Load = Load { kernel_us: 0, depth: 0, think_us: 0 };
+
+    /// Kernels of this length, back to back, two in flight.
+    pub const fn saturating(kernel_us: u64) -> Load {
+        Load { kernel_us, depth: 2, think_us: 20 }
+    }
+}
+
+struct Group {
+    pid: u32,
+    load: Load,
+    slice_us: u64,
+    channels: usize,
+    disabled: HashSet<(RawHandle, RawHandle)>,
+    /// What is left of the kernel that has begun; 0 for none.
+    left_us: u64,
+    /// Further kernels that wait.
+    waiting: u64,
+    /// When kernels that were asked for arrive.
+    arrivals: Vec<u64>,
+    held_us: u64,
+}
+
+impl Group {
+    fn enabled(&self) -> bool {
+        self.disabled.len() < self.channels.max(1)
+    }
+
+    fn ready(&self) -> bool {
+        self.enabled() && (self.left_us > 0 || self.waiting > 0)
+    }
+}
+
+/// The GPU.
+#[derive(Default)]
+pub struct Gpu {
+    groups: BTreeMap<usize, Group>,
+    next: usize,
+    now_us: u64,
+    /// Who holds the GPU, and how much of the slice is used.
+    holder: Option<(usize, u64)>,
+    switches: u64,
+}
+
+impl Gpu {
+    /// A group of a process; its number.
+    pub fn add(&mut self, pid: u32, load: Load) -> usize {
+        self.next += 1;
+        let waiting = if load.kernel_us > 0 { load.depth } else { 0 };
+        let group = Group {
+            pid,
+            load,
+            slice_us: DEFAULT_SLICE_US,
+            channels: 0,
+            disabled: HashSet::new(),
+            left_us: 0,
+            waiting,
+            arrivals: Vec::new(),
+            held_us: 0,
+        };
+        self.groups.insert(self.next, group);
+        self.next
+    }
+
+    pub(super) fn add_channel(&mut self, group: usize) {
+        if let Some(g) = self.groups.get_mut(&group) {
+            g.channels += 1;
+        }
+    }
+
+    pub(super) fn remove(&mut self, group: usize) {
+        self.groups.remove(&group);
+    }
+
+    pub(super) fn slice(&self, group: usize) -> u64 {
+        self.groups.get(&group).map_or(0, |g| g.slice_us)
+    }
+
+    pub(super) fn set_slice(&mut self, group: usize, us: u64) {
+        if let Some(g) = self.groups.get_mut(&group) {
+            g.slice_us = us;
+        }
+    }
+
+    pub(super) fn enable(&mut self, group: usize, channel: (RawHandle, RawHandle), on: bool) {
+        if let Some(g) = self.groups.get_mut(&group) {
+            if on {
+                g.disabled.remove(&channel);
+            } else {
+                g.disabled.insert(channel);
+            }
+        }
+    }
+
+    /// µs that a process has held the GPU.
+    pub fn time_of(&self, pid: u32) -> Option<u64> {
+        let mut of = self.groups.values().filter(|g| g.pid == pid).peekable();
+        of.peek()?;
+        Some(of.map(|g| g.held_us).sum())
+    }
+
+    /// Changes between groups.
+    pub fn switches(&self) -> u64 {
+        self.switches
+    }
+
+    fn arrive(&mut self) {
+        let now = self.now_us;
+        for g in self.groups.values_mut() {
+            let before = g.arrivals.len();
+            g.arrivals.retain(|at| *at > now);
+            g.waiting += (before - g.arrivals.len()) as u64;
+        }
+    }
+
+    /// The next group with work behind `after`, around.
+    fn pick(&self, after: usize) -> Option<usize> {
+        let behind = self.groups.range(after + 1..).chain(self.groups.range(..=after));
+        behind.filter(|(_, g)| g.ready()).map(|(n, _)| *n).next()
+    }
+
+    /// Lets `us` pass.
+    pub fn run(&mut self, us: u64) {
+        let end = self.now_us + us;
+        while self.now_us < end {
+            self.arrive();
+            let (holder, used) = self.holder.unwrap_or((0, 0));
+            let keeps = self.groups.get(&holder).is_some_and(|g| g.ready() && used < g.slice_us);
+            if !keeps {
+                match self.pick(holder) {
+                    // The same one again: a new slice, no change.
+                    Some(next) if next == holder => self.holder = Some((next, 0)),
+                    Some(next) => {
+                        self.switches += 1;
+                        self.now_us += SWITCH_US;
+                        self.holder = Some((next, 0));
+                        continue;
+                    }
+                    None => {
+                        // Idle until something arrives; whoever held the GPU keeps its context there.
+                        let next = self.groups.values().flat_map(|g| &g.arrivals).min().copied();
+                        self.now_us = next.unwrap_or(end).clamp(self.now_us + 1, end.max(self.now_us + 1));
+                        continue;
+                    }
+                }
+            }
+            let Some((holder, used)) = self.holder else { continue };
+            let now = self.now_us;
+            let Some(g) = self.groups.get_mut(&holder) else { continue };
+            if g.left_us == 0 {
+                g.waiting -= 1;
+                g.left_us = g.load.kernel_us;
+            }
+            let step = g.left_us.min(g.slice_us.saturating_sub(used).max(1)).min(end.saturating_sub(now).max(1));
+            g.left_us -= step;
+            g.held_us += step;
+            if g.left_us == 0 {
+                g.arrivals.push(now + step + g.load.think_us);
+            }
+            self.now_us += step;
+            self.holder = Some((holder, used + step));
+        }
+    }
+}

@@ -1,0 +1,327 @@
+//! RM from memory: clients and objects with the driver's own checks, processes that die, and a GPU that takes turns.
+//!
+//! What it is faithful in: handles as the driver and CUDA's user space number them; the check of the open file (a control
+//! call for a client made on another file is INVALID_CLIENT, whoever calls); a client lives as long as a file it was made
+//! on is open somewhere; suspension by lists is not bound to a file; what was suspended or sliced stays so when whoever
+//! did it has gone; questions about clients that do not exist are counted, since the driver logs them.
+
+mod gpu;
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+pub use gpu::{Gpu, Load, SWITCH_US};
+
+use crate::error::{self, Error, Result};
+use crate::rm::{ControlFile, Rm};
+use crate::sys::{
+    Alloc, CLASS_CLIENT, CLASS_DEVICE, CLASS_GROUP, CLASS_SUBDEVICE, CMD_DISABLE_CHANNELS, CMD_GET_TIMESLICE,
+    CMD_HANDLE_INFO, CMD_ID_INFO, CMD_SET_TIMESLICE, Card, Control, DisableChannels, FIRST_CLIENT, FIRST_OBJECT, Free,
+    HandleInfo, INFO_CLASS, INFO_PARENT, IdInfo, MAX_CHANNELS, RawHandle, Timeslice, is_channel,
+};
+
+/// The driver's default slice of a compute group.
+pub const DEFAULT_SLICE_US: u64 = 2048;
+/// A channel's class on Hopper.
+const CLASS_CHANNEL: u32 = 0xC86F;
+/// RM's id of the one GPU.
+const GPU_ID: u32 = 0x600;
+
+/// The fake; cheap to clone.
+#[derive(Clone)]
+pub struct FakeRm(Arc<Mutex<State>>);
+
+struct State {
+    version: String,
+    clients: BTreeMap<RawHandle, ClientState>,
+    next_client: RawHandle,
+    processes: HashMap<u32, Vec<Arc<FileId>>>,
+    gpu: Gpu,
+    /// Questions about clients that do not exist.
+    log_lines: usize,
+}
+
+/// An open file description: lives while any duplicate of it is held.
+#[derive(Debug)]
+struct FileId;
+
+struct ClientState {
+    /// On which it was made. The client goes when the last duplicate has gone.
+    file: Weak<FileId>,
+    objects: BTreeMap<RawHandle, Object>,
+}
+
+struct Object {
+    class: u32,
+    parent: RawHandle,
+    /// The group's number in the GPU.
+    group: Option<usize>,
+}
+
+impl Default for FakeRm {
+    fn default() -> Self {
+        Self::new("580.159.04")
+    }
+}
+
+impl FakeRm {
+    /// A machine with one GPU and a driver of this version.
+    pub fn new(version: &str) -> Self {
+        FakeRm(Arc::new(Mutex::new(State {
+            version: version.into(),
+            clients: BTreeMap::new(),
+            next_client: FIRST_CLIENT,
+            processes: HashMap::new(),
+            gpu: Gpu::default(),
+            log_lines: 0,
+        })))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        let mut s = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // Clients whose last file has been closed are gone, and with them their groups.
+        let State { clients, gpu, .. } = &mut *s;
+        clients.retain(|_, c| {
+            let alive = c.file.strong_count() > 0;
+            if !alive {
+                c.objects.values().filter_map(|o| o.group).for_each(|g| gpu.remove(g));
+            }
+            alive
+        });
+        s
+    }
+
+    /// A process with a client, as CUDA makes it: a device, a subdevice, and per channel group `channels` channels. The
+    /// first group carries `load`.
+    pub fn start(&self, pid: u32, groups: usize, channels: usize, load: Load) {
+        let file = Arc::new(FileId);
+        let mut s = self.lock();
+        let handle = s.new_client(&file);
+        let mut objects = BTreeMap::new();
+        let mut next = FIRST_OBJECT;
+        let mut add = |class, parent, group| {
+            next += 1;
+            objects.insert(next, Object { class, parent, group });
+            next
+        };
+        let device = add(CLASS_DEVICE, handle, None);
+        add(CLASS_SUBDEVICE, device, None);
+        for g in 0..groups {
+            let number = s.gpu.add(pid, if g == 0 { load } else { Load::IDLE });
+            let group = add(CLASS_GROUP, device, Some(number));
+            for _ in 0..channels {
+                add(CLASS_CHANNEL, group, Some(number));
+                s.gpu.add_channel(number);
+            }
+        }
+        if let Some(c) = s.clients.get_mut(&handle) {
+            c.objects = objects;
+        }
+        s.processes.entry(pid).or_default().push(file);
+    }
+
+    /// The process dies: its files close.
+    pub fn kill(&self, pid: u32) {
+        self.lock().processes.remove(&pid);
+        // Whatever went with them is noticed by the next lock.
+        drop(self.lock());
+    }
+
+    /// Lets the GPU run for `us`.
+    pub fn run(&self, us: u64) {
+        self.lock().gpu.run(us);
+    }
+
+    /// Time that a process's groups have held the GPU in kernels, µs; none for a process without any.
+    pub fn gpu_time(&self, pid: u32) -> Option<u64> {
+        self.lock().gpu.time_of(pid)
+    }
+
+    /// Context switches so far.
+    pub fn switches(&self) -> u64 {
+        self.lock().gpu.switches()
+    }
+
+    /// Clients that exist.
+    pub fn clients(&self) -> usize {
+        self.lock().clients.len()
+    }
+
+    /// Lines that questions about absent clients have left in the kernel's log.
+    pub fn log_lines(&self) -> usize {
+        self.lock().log_lines
+    }
+}
+
+impl State {
+    fn new_client(&mut self, file: &Arc<FileId>) -> RawHandle {
+        let handle = self.next_client;
+        self.next_client += 1;
+        self.clients.insert(handle, ClientState { file: Arc::downgrade(file), objects: BTreeMap::new() });
+        handle
+    }
+
+    /// The client, if it was made on this file.
+    fn client(&mut self, file: &Arc<FileId>, handle: RawHandle) -> Result<&mut ClientState, u32> {
+        match self.clients.get_mut(&handle) {
+            Some(c) if std::ptr::eq(c.file.as_ptr(), Arc::as_ptr(file)) => Ok(c),
+            Some(_) => Err(error::INVALID_CLIENT),
+            None => {
+                self.log_lines += 1;
+                Err(error::INVALID_CLIENT)
+            }
+        }
+    }
+
+    fn control(&mut self, file: &Arc<FileId>, call: &Control, params: &mut [u8]) -> Result<(), u32> {
+        let client = self.client(file, call.client)?;
+        let class = match client.objects.get(&call.object) {
+            Some(o) => o.class,
+            None if call.object == call.client => CLASS_CLIENT,
+            None => return Err(error::INVALID_OBJECT_HANDLE),
+        };
+        let group = client.objects.get(&call.object).and_then(|o| o.group);
+        match (call.cmd, class) {
+            (CMD_HANDLE_INFO, CLASS_CLIENT) => {
+                let p: &mut HandleInfo = typed(params)?;
+                let (class, parent) = match client.objects.get(&p.object) {
+                    Some(o) => (o.class, o.parent),
+                    None if p.object == call.client => (CLASS_CLIENT, 0),
+                    None => return Err(error::OBJECT_NOT_FOUND),
+                };
+                p.answer = match p.index {
+                    INFO_CLASS => u64::from(class),
+                    INFO_PARENT => u64::from(parent),
+                    _ => return Err(error::INVALID_ARGUMENT),
+                };
+                Ok(())
+            }
+            (CMD_ID_INFO, CLASS_CLIENT) => {
+                let p: &mut IdInfo = typed(params)?;
+                p.device = 0;
+                if p.gpu == GPU_ID { Ok(()) } else { Err(error::INVALID_ARGUMENT) }
+            }
+            (CMD_GET_TIMESLICE, CLASS_GROUP) => {
+                typed::<Timeslice>(params)?.us = group.map_or(0, |g| self.gpu.slice(g));
+                Ok(())
+            }
+            (CMD_SET_TIMESLICE, CLASS_GROUP) => {
+                let us = typed::<Timeslice>(params)?.us;
+                if us == 0 {
+                    return Err(error::INVALID_ARGUMENT);
+                }
+                group.into_iter().for_each(|g| self.gpu.set_slice(g, us));
+                Ok(())
+            }
+            (CMD_DISABLE_CHANNELS, CLASS_SUBDEVICE) => self.disable(typed(params)?),
+            _ => Err(error::INVALID_COMMAND),
+        }
+    }
+
+    /// Not bound to a file: the lists may name anybody's channels.
+    fn disable(&mut self, p: &DisableChannels) -> Result<(), u32> {
+        let n = p.count as usize;
+        if n > MAX_CHANNELS {
+            return Err(error::INVALID_ARGUMENT);
+        }
+        let mut groups = Vec::new();
+        for (client, channel) in p.clients.iter().zip(&p.channels).take(n) {
+            let object = self.clients.get(client).and_then(|c| c.objects.get(channel));
+            let object = object.filter(|o| is_channel(o.class)).ok_or(error::INVALID_OBJECT_HANDLE)?;
+            groups.push((*client, *channel, object.group));
+        }
+        for (client, channel, group) in groups {
+            if let Some(g) = group {
+                self.gpu.enable(g, (client, channel), p.disable == 0);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Parameters of the right size, or the driver's complaint.
+fn typed<P: bytemuck::Pod>(params: &mut [u8]) -> Result<&mut P, u32> {
+    bytemuck::try_from_bytes_mut(params).map_err(|_| error::INVALID_ARGUMENT)
+}
+
+struct FakeFile {
+    rm: FakeRm,
+    id: Arc<FileId>,
+}
+
+fn status(r: Result<(), u32>) -> u32 {
+    r.err().unwrap_or(error::OK)
+}
+
+impl ControlFile for FakeFile {
+    fn control(&self, call: &mut Control, params: &mut [u8]) -> io::Result<()> {
+        // The kernel copies parameters in and out; unaligned ones are as good as any.
+        let mut words = vec![0u64; params.len().div_ceil(8)];
+        let copy = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut words)[..params.len()];
+        copy.copy_from_slice(params);
+        call.status = status(self.rm.lock().control(&self.id, call, copy));
+        params.copy_from_slice(copy);
+        Ok(())
+    }
+
+    fn alloc(&self, call: &mut Alloc, _: &mut [u8]) -> io::Result<()> {
+        let mut s = self.rm.lock();
+        if call.class == CLASS_CLIENT {
+            call.new = s.new_client(&self.id);
+            call.status = error::OK;
+            return Ok(());
+        }
+        let (class, parent, new, root) = (call.class, call.parent, call.new, call.root);
+        call.status = status(s.client(&self.id, root).and_then(|c| {
+            let fits = match class {
+                CLASS_DEVICE => parent == root,
+                CLASS_SUBDEVICE => c.objects.get(&parent).is_some_and(|o| o.class == CLASS_DEVICE),
+                _ => false,
+            };
+            if !fits || c.objects.contains_key(&new) {
+                return Err(error::INVALID_ARGUMENT);
+            }
+            c.objects.insert(new, Object { class, parent, group: None });
+            Ok(())
+        }));
+        Ok(())
+    }
+
+    fn free(&self, call: &mut Free) -> io::Result<()> {
+        let mut s = self.rm.lock();
+        let (root, old) = (call.root, call.old);
+        call.status = status(s.client(&self.id, root).map(|c| {
+            c.objects.remove(&old);
+        }));
+        if call.status == error::OK && root == old {
+            s.clients.remove(&root);
+        }
+        Ok(())
+    }
+
+    fn cards(&self) -> io::Result<Vec<Card>> {
+        Ok(vec![Card { valid: 1, gpu: GPU_ID, minor: 0, ..Card::default() }])
+    }
+}
+
+impl Rm for FakeRm {
+    fn driver_version(&self) -> Result<String> {
+        Ok(self.lock().version.clone())
+    }
+
+    fn open(&self, gpu: u32) -> Result<Box<dyn ControlFile>> {
+        if gpu != 0 {
+            return Err(Error::NoDriver { path: format!("/dev/nvidia{gpu}"), why: io::ErrorKind::NotFound.into() });
+        }
+        Ok(Box::new(FakeFile { rm: self.clone(), id: Arc::new(FileId) }))
+    }
+
+    fn files_of(&self, pid: u32) -> Result<Vec<Box<dyn ControlFile>>> {
+        let s = self.lock();
+        let files = s.processes.get(&pid);
+        let files = files.ok_or_else(|| Error::Process { pid, why: io::ErrorKind::NotFound.into() })?;
+        let file = |id: &Arc<FileId>| Box::new(FakeFile { rm: self.clone(), id: id.clone() }) as Box<dyn ControlFile>;
+        Ok(files.iter().map(file).collect())
+    }
+}

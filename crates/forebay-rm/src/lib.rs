@@ -1,0 +1,38 @@
+//! The control interface of NVIDIA's kernel driver (its resource manager, RM), from user space and on a stock driver.
+//!
+//! Three layers and a seam:
+//! - [`sys`]: the ABI: layouts with their sizes and offsets asserted, command and class numbers.
+//! - [`error`]: a status or a failed call as a typed error that names the call.
+//! - [`Client`] and [`Target`]: a client of our own, and another process whose channels can be found, given time slices,
+//!   suspended and resumed. What was changed is undone when the value that changed it is dropped.
+//! - [`Rm`]: what lies beneath, the calls into the kernel: [`Host`] makes them, [`fake::FakeRm`] answers them from memory
+//!   with the driver's own checks and a model of the hardware's round-robin.
+//!
+//! **State**: the layouts restate NVIDIA's open kernel modules 580.142. The driver promises no stability, so a driver of
+//! another series is refused ([`Client::open`]). The crate has been tested on the fake only, so far.
+//!
+//! **Rules**
+//! 1. RM accepts a control call for a client only on the file on which that client was made: its check compares files,
+//!    not processes. So another process's objects are asked about on a duplicate of its own file (pidfd_getfd).
+//! 2. A duplicate keeps the other process's client, and its GPU memory, alive after its death. So a duplicate lives for
+//!    one discovery and no longer.
+//! 3. Suspension takes lists of (client, channel) and is not bound to a file, so it goes through our own client; it
+//!    therefore works, and can be undone, whatever has become of the duplicates.
+//! 4. A suspended channel stays suspended, and a slice stays as set, when everybody who set them has gone. So something
+//!    must always be left that undoes both: here the drop of [`Suspension`] and of [`Slices`], above this crate a guardian.
+//! 5. Discovery only reads. Handles are looked for in bounded ranges, downwards from our own client's, because a question
+//!    about a client that does not exist leaves a line in the kernel's log.
+
+mod client;
+pub mod error;
+pub mod fake;
+mod host;
+mod rm;
+pub mod sys;
+mod target;
+
+pub use client::Client;
+pub use error::{Error, Result};
+pub use host::Host;
+pub use rm::{ControlFile, Rm};
+pub use target::{ChannelGroup, Handle, Slices, Suspension, Target};

@@ -1,0 +1,281 @@
+//! The driver's ABI, as far as it is used: restated from NVIDIA's open kernel modules, tag 580.142 (`nvos.h`,
+//! `nv_escape.h`, `ctrl0000client.h`, `ctrl0000gpu.h`, `ctrl2080fifo.h`, `ctrla06cgpfifo.h`, `cl0080.h`, `cl2080.h`).
+//!
+//! All integers are little-endian and naturally aligned; padding is spelled out, so that every struct is plain bytes.
+
+use bytemuck::{Pod, Zeroable};
+
+/// Driver series whose layouts these are.
+pub const DRIVER_SERIES: u32 = 580;
+
+/// A handle of a client or an object.
+pub type RawHandle = u32;
+
+/// The ioctl magic.
+pub const MAGIC: u8 = b'F';
+/// Escape numbers.
+pub const ESC_FREE: u8 = 0x29;
+/// Control call.
+pub const ESC_CONTROL: u8 = 0x2A;
+/// Allocation of an object.
+pub const ESC_ALLOC: u8 = 0x2B;
+/// Which cards there are.
+pub const ESC_CARD_INFO: u8 = 200;
+
+/// Class of a client.
+pub const CLASS_CLIENT: u32 = 0x41;
+/// Class of a device.
+pub const CLASS_DEVICE: u32 = 0x80;
+/// Class of a subdevice.
+pub const CLASS_SUBDEVICE: u32 = 0x2080;
+/// Class of a channel group.
+pub const CLASS_GROUP: u32 = 0xA06C;
+
+/// Whether a class is a channel's: 0xA06F (Kepler) to 0xC96F (Blackwell), whose numbers all end so.
+pub const fn is_channel(class: u32) -> bool {
+    class & 0xFF == 0x6F && class >= 0xA06F && class <= 0xFFFF
+}
+
+/// First client handle that RM gives out.
+pub const FIRST_CLIENT: RawHandle = 0xC1D0_0000;
+/// First object handle that CUDA's user space gives out.
+pub const FIRST_OBJECT: RawHandle = 0x5C00_0000;
+
+/// Class or parent of a handle (read-only), [`HandleInfo`].
+pub const CMD_HANDLE_INFO: u32 = 0x0D02;
+/// Instance numbers of a GPU, [`IdInfo`].
+pub const CMD_ID_INFO: u32 = 0x0205;
+/// Sets a group's time slice, [`Timeslice`].
+pub const CMD_SET_TIMESLICE: u32 = 0xA06C_0103;
+/// Reads it, [`Timeslice`].
+pub const CMD_GET_TIMESLICE: u32 = 0xA06C_0104;
+/// Takes channels off the GPU or lets them back on, [`DisableChannels`].
+pub const CMD_DISABLE_CHANNELS: u32 = 0x2080_110B;
+
+/// [`HandleInfo::index`]: the parent's handle is wanted.
+pub const INFO_PARENT: u32 = 1;
+/// [`HandleInfo::index`]: the class is wanted.
+pub const INFO_CLASS: u32 = 2;
+
+/// Channels of one [`DisableChannels`] call.
+pub const MAX_CHANNELS: usize = 64;
+/// Cards of one `ESC_CARD_INFO` call.
+pub const MAX_CARDS: usize = 32;
+
+/// `NVOS21_PARAMETERS`: allocation.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+pub struct Alloc {
+    /// The client.
+    pub root: RawHandle,
+    /// Where the object goes.
+    pub parent: RawHandle,
+    /// Its handle; 0 in a client's allocation, which RM fills in.
+    pub new: RawHandle,
+    /// Its class.
+    pub class: u32,
+    /// Address of the class's own parameters.
+    pub params: u64,
+    /// Their size.
+    pub params_size: u32,
+    /// Result.
+    pub status: u32,
+}
+
+/// `NVOS00_PARAMETERS`: release.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+pub struct Free {
+    /// The client.
+    pub root: RawHandle,
+    /// The object's parent.
+    pub parent: RawHandle,
+    /// The object.
+    pub old: RawHandle,
+    /// Result.
+    pub status: u32,
+}
+
+/// `NVOS54_PARAMETERS`: control call.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+pub struct Control {
+    /// The client.
+    pub client: RawHandle,
+    /// The object.
+    pub object: RawHandle,
+    /// What to do.
+    pub cmd: u32,
+    /// 0.
+    pub flags: u32,
+    /// Address of the command's parameters.
+    pub params: u64,
+    /// Their size.
+    pub params_size: u32,
+    /// Result.
+    pub status: u32,
+}
+
+/// `NV0080_ALLOC_PARAMETERS`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+pub struct DeviceAlloc {
+    /// Device instance of the GPU.
+    pub device: u32,
+    /// Client whose address space is shared.
+    pub client_share: RawHandle,
+    /// 0.
+    pub target_client: RawHandle,
+    /// 0.
+    pub target_device: RawHandle,
+    /// 0.
+    pub flags: u32,
+    /// Padding.
+    pub pad0: u32,
+    /// 0: default.
+    pub va_size: u64,
+    /// 0.
+    pub va_start: u64,
+    /// 0.
+    pub va_limit: u64,
+    /// 0.
+    pub va_mode: u32,
+    /// Padding.
+    pub pad1: u32,
+}
+
+/// `NV2080_ALLOC_PARAMETERS`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+pub struct SubdeviceAlloc {
+    /// Subdevice instance; 0.
+    pub subdevice: u32,
+}
+
+/// `NV0000_CTRL_CLIENT_GET_HANDLE_INFO_PARAMS`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+pub struct HandleInfo {
+    /// The handle asked about.
+    pub object: RawHandle,
+    /// [`INFO_PARENT`] or [`INFO_CLASS`].
+    pub index: u32,
+    /// The answer, in the low 32 bits.
+    pub answer: u64,
+}
+
+/// `NV0000_CTRL_GPU_GET_ID_INFO_V2_PARAMS`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+pub struct IdInfo {
+    /// The GPU, as in [`Card::gpu`].
+    pub gpu: u32,
+    /// Flags.
+    pub flags: u32,
+    /// For [`DeviceAlloc::device`].
+    pub device: u32,
+    /// Subdevice instance.
+    pub subdevice: u32,
+    /// SLI status.
+    pub sli: u32,
+    /// Board.
+    pub board: u32,
+    /// GPU instance.
+    pub instance: u32,
+    /// NUMA node or -1.
+    pub numa: i32,
+}
+
+/// Parameters of both time-slice commands.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+pub struct Timeslice {
+    /// µs.
+    pub us: u64,
+}
+
+/// `NV2080_CTRL_FIFO_DISABLE_CHANNELS_PARAMS`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub struct DisableChannels {
+    /// 1: off; 0: on again.
+    pub disable: u8,
+    /// Padding.
+    pub pad0: [u8; 3],
+    /// Entries used of the lists below.
+    pub count: u32,
+    /// 0: also take a running channel off.
+    pub only_scheduling: u8,
+    /// 0.
+    pub rewind: u8,
+    /// Padding.
+    pub pad1: [u8; 6],
+    /// 0.
+    pub event: u64,
+    /// Client of each channel.
+    pub clients: [RawHandle; MAX_CHANNELS],
+    /// Handle of each channel.
+    pub channels: [RawHandle; MAX_CHANNELS],
+}
+
+/// `nv_ioctl_card_info_t`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+pub struct Card {
+    /// Whether the entry is used.
+    pub valid: u8,
+    /// Padding.
+    pub pad0: [u8; 3],
+    /// PCI domain.
+    pub domain: u32,
+    /// PCI bus.
+    pub bus: u8,
+    /// PCI slot.
+    pub slot: u8,
+    /// PCI function.
+    pub function: u8,
+    /// Padding.
+    pub pad1: u8,
+    /// PCI vendor.
+    pub vendor: u16,
+    /// PCI device.
+    pub device: u16,
+    /// RM's id of the GPU.
+    pub gpu: u32,
+    /// Interrupt.
+    pub irq: u16,
+    /// Padding.
+    pub pad2: [u8; 2],
+    /// Register aperture.
+    pub registers: u64,
+    /// Its size.
+    pub registers_size: u64,
+    /// Memory aperture (BAR1).
+    pub aperture: u64,
+    /// Its size.
+    pub aperture_size: u64,
+    /// Number of `/dev/nvidiaN`.
+    pub minor: u32,
+    /// Name.
+    pub name: [u8; 10],
+    /// Padding.
+    pub pad3: [u8; 2],
+}
+
+macro_rules! layout {
+    ($($t:ty, $size:literal $(, $field:ident at $at:literal)*;)*) => {
+        $(const _: () = assert!(size_of::<$t>() == $size $(&& std::mem::offset_of!($t, $field) == $at)*);)*
+    };
+}
+layout! {
+    Alloc, 32, params at 16, status at 28;
+    Free, 16, status at 12;
+    Control, 32, params at 16, status at 28;
+    DeviceAlloc, 56, va_size at 24, va_mode at 48;
+    SubdeviceAlloc, 4;
+    HandleInfo, 16, answer at 8;
+    IdInfo, 32, device at 8;
+    Timeslice, 8;
+    DisableChannels, 536, count at 4, only_scheduling at 8, event at 16, clients at 24, channels at 280;
+    Card, 72, domain at 4, gpu at 16, registers at 24, minor at 56;
+}

@@ -1,0 +1,243 @@
+//! Another process on the GPU: found, sliced, suspended.
+
+use std::collections::HashSet;
+
+use crate::client::{Client, class_of};
+use crate::error::{Error, Result};
+use crate::rm::{ControlFile, control};
+use crate::sys::{
+    CLASS_GROUP, CMD_GET_TIMESLICE, CMD_HANDLE_INFO, CMD_SET_TIMESLICE, FIRST_CLIENT, FIRST_OBJECT, HandleInfo,
+    INFO_PARENT, RawHandle, Timeslice, is_channel,
+};
+
+/// Clients looked at, downwards from a little above our own.
+const MAX_CLIENTS: u32 = 128;
+/// Clients above our own that are looked at: those made since.
+const ABOVE: u32 = 32;
+/// Objects looked at in one client.
+const MAX_OBJECTS: u32 = 0x1000;
+/// Handles without an object after which a client is believed to have no more.
+const MAX_MISSES: u32 = 512;
+/// Shortest slice that leaves a process able to get on: a context switch costs about 150 µs.
+pub const MIN_SLICE_US: u64 = 50;
+/// Longest slice.
+pub const MAX_SLICE_US: u64 = 100_000;
+
+/// An object of another process's client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Handle {
+    /// The client.
+    pub client: RawHandle,
+    /// The object.
+    pub object: RawHandle,
+}
+
+/// A channel group of another process: what the hardware gives turns to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChannelGroup {
+    /// Its name.
+    pub handle: Handle,
+    /// Its time slice when it was found, µs.
+    pub slice_us: u64,
+}
+
+/// What a process has on a GPU, as found at one moment.
+#[derive(Clone, Debug)]
+pub struct Target {
+    pid: u32,
+    groups: Vec<ChannelGroup>,
+    channels: Vec<Handle>,
+    /// Control calls that finding it took.
+    pub calls: usize,
+}
+
+impl Target {
+    /// Finds the channel groups and channels of process `pid`. `known` are clients that belong to others for sure; they
+    /// are not asked about.
+    ///
+    /// # Errors
+    /// [`Error::Process`], [`Error::NoChannels`], or what the driver refused.
+    pub fn find(own: &Client, pid: u32, known: &HashSet<RawHandle>) -> Result<Target> {
+        let files = own.rm().files_of(pid)?;
+        let mut t = Target { pid, groups: Vec::new(), channels: Vec::new(), calls: 0 };
+        let top = own.handle().saturating_add(ABOVE);
+        let bottom = top.saturating_sub(MAX_CLIENTS).max(FIRST_CLIENT);
+        let mut mine: HashSet<RawHandle> = HashSet::new();
+        for file in &files {
+            for client in (bottom..=top).rev() {
+                if client == own.handle() || known.contains(&client) || mine.contains(&client) {
+                    continue;
+                }
+                t.calls += 1;
+                if class_of(&**file, client, client)?.is_some() {
+                    mine.insert(client);
+                    t.look_into(&**file, client)?;
+                }
+            }
+        }
+        if t.channels.is_empty() {
+            return Err(Error::NoChannels { pid, files: files.len(), calls: t.calls });
+        }
+        Ok(t)
+    }
+
+    fn look_into(&mut self, file: &dyn ControlFile, client: RawHandle) -> Result<()> {
+        let mut misses = 0;
+        for object in FIRST_OBJECT..FIRST_OBJECT + MAX_OBJECTS {
+            self.calls += 1;
+            let handle = Handle { client, object };
+            match class_of(file, client, object)? {
+                None => misses += 1,
+                Some(class) => {
+                    misses = 0;
+                    if class == CLASS_GROUP {
+                        let mut slice = Timeslice::default();
+                        control(file, "get time slice", client, object, CMD_GET_TIMESLICE, &mut slice)?;
+                        self.calls += 1;
+                        self.groups.push(ChannelGroup { handle, slice_us: slice.us });
+                    } else if is_channel(class) {
+                        self.channels.push(handle);
+                    }
+                }
+            }
+            if misses >= MAX_MISSES {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// The process.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Its channel groups.
+    pub fn groups(&self) -> &[ChannelGroup] {
+        &self.groups
+    }
+
+    /// Its channels.
+    pub fn channels(&self) -> &[Handle] {
+        &self.channels
+    }
+
+    /// The handle of the group or device that an object hangs from.
+    ///
+    /// # Errors
+    /// [`Error::Process`], or what the driver refused.
+    pub fn parent_of(&self, own: &Client, h: Handle) -> Result<RawHandle> {
+        let mut result = Err(Error::NoChannels { pid: self.pid, files: 0, calls: 0 });
+        for file in own.rm().files_of(self.pid)? {
+            let mut info = HandleInfo { object: h.object, index: INFO_PARENT, answer: 0 };
+            result = control(&*file, "get handle info", h.client, h.client, CMD_HANDLE_INFO, &mut info)
+                .map(|()| info.answer as RawHandle);
+            if result.is_ok() {
+                break;
+            }
+        }
+        result
+    }
+
+    /// Takes the process off the GPU until the result is dropped or resumed. In the middle of a kernel, too; it goes on
+    /// where it was.
+    ///
+    /// # Errors
+    /// What the driver refused; nothing stays suspended then.
+    pub fn suspend<'c>(&self, own: &'c Client) -> Result<Suspension<'c>> {
+        let s = Suspension { own, channels: self.channels.clone() };
+        // On a failure `s` is dropped, which undoes what went through.
+        own.schedule(&s.channels, false)?;
+        Ok(s)
+    }
+
+    /// Gives all its channel groups time slices of `us` until the result is dropped or restored.
+    ///
+    /// # Errors
+    /// [`Error::Slice`] for a slice out of bounds, [`Error::Process`] for a process that is gone, or what the driver
+    /// refused; nothing stays changed then.
+    pub fn slice<'c>(&self, own: &'c Client, us: u64) -> Result<Slices<'c>> {
+        if !(MIN_SLICE_US..=MAX_SLICE_US).contains(&us) {
+            return Err(Error::Slice { us, min: MIN_SLICE_US, max: MAX_SLICE_US });
+        }
+        let s = Slices { own, pid: self.pid, groups: self.groups.clone() };
+        set_slices(own, self.pid, &self.groups, |_| us)?;
+        Ok(s)
+    }
+}
+
+/// Sets slices through the process's own files, which are held for no longer than that.
+fn set_slices(own: &Client, pid: u32, groups: &[ChannelGroup], us: impl Fn(&ChannelGroup) -> u64) -> Result<()> {
+    let files = own.rm().files_of(pid)?;
+    let mut result = Ok(());
+    for g in groups {
+        let set = |file: &dyn ControlFile| {
+            let mut p = Timeslice { us: us(g) };
+            control(file, "set time slice", g.handle.client, g.handle.object, CMD_SET_TIMESLICE, &mut p)
+        };
+        // A client lives on one of the files; the others refuse.
+        let mut one = Err(Error::NoChannels { pid, files: files.len(), calls: 0 });
+        for file in &files {
+            one = set(&**file);
+            if one.is_ok() {
+                break;
+            }
+        }
+        result = result.and(one);
+    }
+    result
+}
+
+/// A process that is off the GPU. Dropping it resumes the process.
+#[must_use = "dropping it resumes the process at once"]
+pub struct Suspension<'c> {
+    own: &'c Client,
+    channels: Vec<Handle>,
+}
+
+impl Suspension<'_> {
+    /// Lets the process back on the GPU.
+    ///
+    /// # Errors
+    /// What the driver refused. Channels that have gone with their process are no failure of note.
+    pub fn resume(mut self) -> Result<()> {
+        let channels = std::mem::take(&mut self.channels);
+        self.own.schedule(&channels, true)
+    }
+}
+
+impl Drop for Suspension<'_> {
+    fn drop(&mut self) {
+        if !self.channels.is_empty() {
+            // Nobody is left to hear of a failure; the process may have gone.
+            let _ = self.own.schedule(&self.channels, true);
+        }
+    }
+}
+
+/// Slices that were changed. Dropping it gives every group its own back.
+#[must_use = "dropping it restores the slices at once"]
+pub struct Slices<'c> {
+    own: &'c Client,
+    pid: u32,
+    groups: Vec<ChannelGroup>,
+}
+
+impl Slices<'_> {
+    /// Gives every group the slice that it had.
+    ///
+    /// # Errors
+    /// As [`Target::slice`].
+    pub fn restore(mut self) -> Result<()> {
+        let groups = std::mem::take(&mut self.groups);
+        set_slices(self.own, self.pid, &groups, |g| g.slice_us)
+    }
+}
+
+impl Drop for Slices<'_> {
+    fn drop(&mut self) {
+        if !self.groups.is_empty() {
+            let _ = set_slices(self.own, self.pid, &self.groups, |g| g.slice_us);
+        }
+    }
+}

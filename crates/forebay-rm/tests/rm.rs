@@ -1,0 +1,234 @@
+//! Finding, slicing and suspending other processes, on the fake; and what can be asked of a real driver, where one is.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use forebay_rm::fake::{DEFAULT_SLICE_US, FakeRm, Load};
+use forebay_rm::{Client, Error, Host, Rm, Target};
+use proptest::prelude::*;
+
+fn find(own: &Client, pid: u32) -> Target {
+    Target::find(own, pid, &HashSet::new()).unwrap()
+}
+
+fn setup() -> (FakeRm, Client) {
+    let rm = FakeRm::default();
+    // One kernel in flight: its queue runs dry after each, and the hardware moves on.
+    rm.start(10, 4, 5, Load { kernel_us: 100, depth: 1, think_us: 20 });
+    rm.start(20, 4, 5, Load::saturating(20_000));
+    let own = Client::open(Arc::new(rm.clone()), 0).unwrap();
+    (rm, own)
+}
+
+#[test]
+fn a_process_is_found_with_all_it_has_and_nothing_of_others() {
+    let (rm, own) = setup();
+    let clients = rm.clients();
+    let (a, b) = (find(&own, 10), find(&own, 20));
+    for t in [&a, &b] {
+        assert_eq!((t.groups().len(), t.channels().len()), (4, 20));
+        assert!(t.groups().iter().all(|g| g.slice_us == DEFAULT_SLICE_US));
+        assert!(t.calls < 3000, "{} calls", t.calls);
+    }
+    let of = |t: &Target| t.channels().iter().map(|h| h.client).collect::<HashSet<_>>();
+    assert!(of(&a).is_disjoint(&of(&b)));
+    // A channel hangs from a group of its own process.
+    let parent = a.parent_of(&own, a.channels()[7]).unwrap();
+    assert!(a.groups().iter().any(|g| g.handle.object == parent));
+    assert_eq!(rm.clients(), clients);
+    // A known client is not asked about, and nothing outside the narrow range is.
+    let log = rm.log_lines();
+    assert!(log < 2 * 128, "{log} lines in the kernel's log");
+    assert!(matches!(Target::find(&own, 10, &of(&a)), Err(Error::NoChannels { pid: 10, .. })));
+    assert!(matches!(Target::find(&own, 999, &HashSet::new()), Err(Error::Process { pid: 999, .. })));
+}
+
+#[test]
+fn a_suspended_process_makes_no_progress_until_it_is_resumed_or_the_guard_is_dropped() {
+    let (rm, own) = setup();
+    let b = find(&own, 20);
+    let progress = |us| {
+        let before = rm.gpu_time(20).unwrap();
+        rm.run(us);
+        rm.gpu_time(20).unwrap() - before
+    };
+    assert!(progress(100_000) > 20_000);
+    let s = b.suspend(&own).unwrap();
+    assert_eq!(progress(1_000_000), 0);
+    s.resume().unwrap();
+    assert!(progress(100_000) > 20_000);
+    let s = b.suspend(&own).unwrap();
+    assert_eq!(progress(100_000), 0);
+    drop(s);
+    assert!(progress(100_000) > 20_000);
+}
+
+#[test]
+fn what_nobody_undoes_stays_and_another_client_can_undo_it() {
+    let (rm, own) = setup();
+    let b = find(&own, 20);
+    std::mem::forget(b.suspend(&own).unwrap());
+    drop(own);
+    let before = rm.gpu_time(20).unwrap();
+    rm.run(100_000);
+    assert_eq!(rm.gpu_time(20).unwrap(), before, "the driver gave the channels back by itself");
+    // A guardian with a client of its own.
+    let guardian = Client::open(Arc::new(rm.clone()), 0).unwrap();
+    let b = find(&guardian, 20);
+    b.suspend(&guardian).unwrap().resume().unwrap();
+    rm.run(100_000);
+    assert!(rm.gpu_time(20).unwrap() > before);
+}
+
+#[test]
+fn slices_are_set_for_all_groups_bounded_and_given_back() {
+    let (_rm, own) = setup();
+    let b = find(&own, 20);
+    let slices = || find(&own, 20).groups().iter().map(|g| g.slice_us).collect::<HashSet<_>>();
+    for bad in [0, 1, 49, 100_001, u64::MAX] {
+        assert!(matches!(b.slice(&own, bad), Err(Error::Slice { .. })));
+    }
+    let s = b.slice(&own, 200).unwrap();
+    assert_eq!(slices(), HashSet::from([200]));
+    s.restore().unwrap();
+    assert_eq!(slices(), HashSet::from([DEFAULT_SLICE_US]));
+    let s = b.slice(&own, 500).unwrap();
+    drop(s);
+    assert_eq!(slices(), HashSet::from([DEFAULT_SLICE_US]));
+}
+
+#[test]
+fn a_short_slice_of_the_heavy_process_lets_the_interactive_one_through() {
+    // The measured pattern: default slices leave a saturating process with short kernels about a twentieth of the GPU.
+    let share = |slice: Option<u64>| {
+        let (rm, own) = setup();
+        let b = find(&own, 20);
+        let s = slice.map(|us| b.slice(&own, us).unwrap());
+        rm.run(2_000_000);
+        let (a, b) = (rm.gpu_time(10).unwrap() as f64, rm.gpu_time(20).unwrap() as f64);
+        drop(s);
+        a / (a + b)
+    };
+    let (default, short) = (share(None), share(Some(200)));
+    assert!(default < 0.15 && short > 3.0 * default, "{default} by default, {short} with slices of 200 µs");
+}
+
+#[test]
+fn time_division_gives_every_process_its_window_with_fewer_switches() {
+    let (rm, own) = setup();
+    let targets = [find(&own, 10), find(&own, 20)];
+    rm.run(1_000_000);
+    let default = rm.switches();
+    let times = || [10, 20].map(|p| rm.gpu_time(p).unwrap());
+    let before = times();
+    // 40 % and 60 % of 50 ms, twenty times.
+    for _ in 0..20 {
+        for (i, window) in [(0, 20_000), (1, 30_000)] {
+            let other = targets[1 - i].suspend(&own).unwrap();
+            rm.run(window);
+            other.resume().unwrap();
+        }
+    }
+    let got = times();
+    let [a, b] = [0, 1].map(|i| (got[i] - before[i]) as f64);
+    assert!((a / (a + b) - 0.4).abs() < 0.08, "{}", a / (a + b));
+    assert!(rm.switches() - default < default / 4, "{} and {default}", rm.switches() - default);
+}
+
+#[test]
+fn a_process_that_dies_is_gone_whatever_was_done_to_it() {
+    let (rm, own) = setup();
+    let b = find(&own, 20);
+    let (s, l) = (b.suspend(&own).unwrap(), b.slice(&own, 100).unwrap());
+    rm.kill(20);
+    // No duplicate of its file was kept, so its client, and its memory, went with it.
+    assert_eq!(rm.clients(), 2);
+    assert_eq!(rm.gpu_time(20), None);
+    assert!(s.resume().is_err());
+    assert!(matches!(l.restore(), Err(Error::Process { pid: 20, .. })));
+    drop(b.suspend(&own));
+    let a = find(&own, 10);
+    rm.run(10_000);
+    assert!(rm.gpu_time(10).unwrap() > 0 && !a.channels().is_empty());
+}
+
+#[test]
+fn an_unknown_driver_and_a_missing_one_are_refused_without_a_change() {
+    for version in ["590.10", "57", "", "580a.1"] {
+        let rm = FakeRm::new(version);
+        assert!(matches!(Client::open(Arc::new(rm.clone()), 0), Err(Error::UnknownDriver { .. })), "{version}");
+        assert_eq!(rm.clients(), 0);
+    }
+    assert!(matches!(Client::open(Arc::new(FakeRm::default()), 7), Err(Error::NoDriver { .. })));
+}
+
+#[test]
+fn the_file_decides_not_the_caller() {
+    use forebay_rm::sys::{CMD_HANDLE_INFO, Control, HandleInfo, INFO_CLASS};
+    let (rm, own) = setup();
+    let b = find(&own, 20);
+    let client = b.channels()[0].client;
+    let ask = |file: &dyn forebay_rm::ControlFile| {
+        let mut call = Control { client, object: client, cmd: CMD_HANDLE_INFO, ..Control::default() };
+        let mut p = HandleInfo { object: client, index: INFO_CLASS, answer: 0 };
+        file.control(&mut call, bytes(&mut p)).unwrap();
+        call.status
+    };
+    assert_eq!(ask(&*rm.files_of(20).unwrap()[0]), 0);
+    assert_ne!(ask(&*rm.files_of(10).unwrap()[0]), 0);
+    assert_ne!(ask(&*rm.open(0).unwrap()), 0);
+    // Parameters of another size are refused, not read past.
+    let mut call = Control { client, object: client, cmd: CMD_HANDLE_INFO, ..Control::default() };
+    rm.files_of(20).unwrap()[0].control(&mut call, &mut [0; 3]).unwrap();
+    assert_ne!(call.status, 0);
+}
+
+fn bytes<T: Copy>(p: &mut T) -> &mut [u8] {
+    // SAFETY: the structs of `sys` are plain bytes without hidden padding.
+    unsafe { std::slice::from_raw_parts_mut(std::ptr::from_mut(p).cast(), size_of::<T>()) }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+    /// Whatever is done in whatever order, once all guards are gone everybody has what they had.
+    #[test]
+    fn everything_taken_is_given_back(steps in proptest::collection::vec((0usize..3, 0usize..3, 50u64..5000), 1..20)) {
+        let rm = FakeRm::default();
+        let pids = [10, 20, 30];
+        for (i, pid) in pids.into_iter().enumerate() {
+            rm.start(pid, 1 + i, 1 + 40 * i, Load::saturating(1000));
+        }
+        let own = Client::open(Arc::new(rm.clone()), 0).unwrap();
+        let targets = pids.map(|p| find(&own, p));
+        {
+            let (mut off, mut slow) = (Vec::new(), Vec::new());
+            for (who, what, us) in steps {
+                match what {
+                    0 => off.push(targets[who].suspend(&own).unwrap()),
+                    1 => slow.push(targets[who].slice(&own, us).unwrap()),
+                    _ => rm.run(us),
+                }
+            }
+        }
+        let before = pids.map(|p| rm.gpu_time(p).unwrap());
+        rm.run(100_000);
+        for (pid, before) in pids.into_iter().zip(before) {
+            prop_assert!(rm.gpu_time(pid).unwrap() > before, "{} is still off", pid);
+            prop_assert!(find(&own, pid).groups().iter().all(|g| g.slice_us == DEFAULT_SLICE_US));
+        }
+    }
+}
+
+/// On a machine with the driver: our own client opens, answers and goes. Nothing of anybody else is touched.
+#[test]
+fn the_real_driver_answers_or_is_refused_cleanly() {
+    match Client::open(Arc::new(Host), 0) {
+        Ok(own) => assert!(own.handle() >= forebay_rm::sys::FIRST_CLIENT && own.card().valid == 1),
+        Err(e @ (Error::NoDriver { .. } | Error::UnknownDriver { .. })) => eprintln!("skipped: {e}"),
+        Err(e) => panic!("{e}"),
+    }
+    // Process 1 has no channels, and looking at our own files finds nothing of the driver.
+    let none = Host.files_of(std::process::id()).unwrap();
+    assert!(none.is_empty());
+    assert!(matches!(Host.files_of(u32::MAX), Err(Error::Process { .. })));
+}
