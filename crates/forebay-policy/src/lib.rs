@@ -5,9 +5,11 @@
 //!
 //! - [`priority`]: PTask's effective priority (SOSP'11, figure 9).
 //! - [`queue`]: the ready queue and PTask's four scheduling modes (section 5.3.1).
+//! - [`share`]: classes, shares and time division of a device among processes.
 
 pub mod priority;
 pub mod queue;
+pub mod share;
 
 pub use priority::{Stats, effective};
 pub use queue::{DeviceSet, Mode, Pick, Ready, ReadyQueue};

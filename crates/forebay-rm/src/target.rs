@@ -1,6 +1,7 @@
 //! Another process on the GPU: found, sliced, suspended.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use crate::client::{Client, class_of};
 use crate::error::{Error, Result};
@@ -144,11 +145,19 @@ impl Target {
     ///
     /// # Errors
     /// What the driver refused; nothing stays suspended then.
-    pub fn suspend<'c>(&self, own: &'c Client) -> Result<Suspension<'c>> {
-        let s = Suspension { own, channels: self.channels.clone() };
+    pub fn suspend(&self, own: &Arc<Client>) -> Result<Suspension> {
+        let s = Suspension { own: own.clone(), channels: self.channels.clone() };
         // On a failure `s` is dropped, which undoes what went through.
         own.schedule(&s.channels, false)?;
         Ok(s)
+    }
+
+    /// Lets the process on the GPU, whoever took it off: for a start after a service that ended badly.
+    ///
+    /// # Errors
+    /// What the driver refused.
+    pub fn release(&self, own: &Client) -> Result<()> {
+        own.schedule(&self.channels, true)
     }
 
     /// Gives all its channel groups time slices of `us` until the result is dropped or restored.
@@ -156,11 +165,11 @@ impl Target {
     /// # Errors
     /// [`Error::Slice`] for a slice out of bounds, [`Error::Process`] for a process that is gone, or what the driver
     /// refused; nothing stays changed then.
-    pub fn slice<'c>(&self, own: &'c Client, us: u64) -> Result<Slices<'c>> {
+    pub fn slice(&self, own: &Arc<Client>, us: u64) -> Result<Slices> {
         if !(MIN_SLICE_US..=MAX_SLICE_US).contains(&us) {
             return Err(Error::Slice { us, min: MIN_SLICE_US, max: MAX_SLICE_US });
         }
-        let s = Slices { own, pid: self.pid, groups: self.groups.clone() };
+        let s = Slices { own: own.clone(), pid: self.pid, groups: self.groups.clone() };
         set_slices(own, self.pid, &self.groups, |_| us)?;
         Ok(s)
     }
@@ -190,12 +199,12 @@ fn set_slices(own: &Client, pid: u32, groups: &[ChannelGroup], us: impl Fn(&Chan
 
 /// A process that is off the GPU. Dropping it resumes the process.
 #[must_use = "dropping it resumes the process at once"]
-pub struct Suspension<'c> {
-    own: &'c Client,
+pub struct Suspension {
+    own: Arc<Client>,
     channels: Vec<Handle>,
 }
 
-impl Suspension<'_> {
+impl Suspension {
     /// Lets the process back on the GPU.
     ///
     /// # Errors
@@ -206,7 +215,7 @@ impl Suspension<'_> {
     }
 }
 
-impl Drop for Suspension<'_> {
+impl Drop for Suspension {
     fn drop(&mut self) {
         if !self.channels.is_empty() {
             // Nobody is left to hear of a failure; the process may have gone.
@@ -217,27 +226,27 @@ impl Drop for Suspension<'_> {
 
 /// Slices that were changed. Dropping it gives every group its own back.
 #[must_use = "dropping it restores the slices at once"]
-pub struct Slices<'c> {
-    own: &'c Client,
+pub struct Slices {
+    own: Arc<Client>,
     pid: u32,
     groups: Vec<ChannelGroup>,
 }
 
-impl Slices<'_> {
+impl Slices {
     /// Gives every group the slice that it had.
     ///
     /// # Errors
     /// As [`Target::slice`].
     pub fn restore(mut self) -> Result<()> {
         let groups = std::mem::take(&mut self.groups);
-        set_slices(self.own, self.pid, &groups, |g| g.slice_us)
+        set_slices(&self.own, self.pid, &groups, |g| g.slice_us)
     }
 }
 
-impl Drop for Slices<'_> {
+impl Drop for Slices {
     fn drop(&mut self) {
         if !self.groups.is_empty() {
-            let _ = set_slices(self.own, self.pid, &self.groups, |g| g.slice_us);
+            let _ = set_slices(&self.own, self.pid, &self.groups, |g| g.slice_us);
         }
     }
 }

@@ -11,12 +11,12 @@ fn find(own: &Client, pid: u32) -> Target {
     Target::find(own, pid, &HashSet::new()).unwrap()
 }
 
-fn setup() -> (FakeRm, Client) {
+fn setup() -> (FakeRm, Arc<Client>) {
     let rm = FakeRm::default();
     // One kernel in flight: its queue runs dry after each, and the hardware moves on.
     rm.start(10, 4, 5, Load { kernel_us: 100, depth: 1, think_us: 20 });
     rm.start(20, 4, 5, Load::saturating(20_000));
-    let own = Client::open(Arc::new(rm.clone()), 0).unwrap();
+    let own = Arc::new(Client::open(Arc::new(rm.clone()), 0).unwrap());
     (rm, own)
 }
 
@@ -73,9 +73,11 @@ fn what_nobody_undoes_stays_and_another_client_can_undo_it() {
     rm.run(100_000);
     assert_eq!(rm.gpu_time(20).unwrap(), before, "the driver gave the channels back by itself");
     // A guardian with a client of its own.
-    let guardian = Client::open(Arc::new(rm.clone()), 0).unwrap();
+    let guardian = Arc::new(Client::open(Arc::new(rm.clone()), 0).unwrap());
     let b = find(&guardian, 20);
-    b.suspend(&guardian).unwrap().resume().unwrap();
+    assert!(rm.is_suspended(20));
+    b.release(&guardian).unwrap();
+    assert!(!rm.is_suspended(20));
     rm.run(100_000);
     assert!(rm.gpu_time(20).unwrap() > before);
 }
@@ -198,7 +200,7 @@ proptest! {
         for (i, pid) in pids.into_iter().enumerate() {
             rm.start(pid, 1 + i, 1 + 40 * i, Load::saturating(1000));
         }
-        let own = Client::open(Arc::new(rm.clone()), 0).unwrap();
+        let own = Arc::new(Client::open(Arc::new(rm.clone()), 0).unwrap());
         let targets = pids.map(|p| find(&own, p));
         {
             let (mut off, mut slow) = (Vec::new(), Vec::new());

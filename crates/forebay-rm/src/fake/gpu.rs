@@ -101,6 +101,23 @@ impl Gpu {
         self.groups.remove(&group);
     }
 
+    /// The first group of a process asks for this from now on; what it has in flight ends first.
+    pub(super) fn set_load(&mut self, pid: u32, load: Load) {
+        if let Some(g) = self.groups.values_mut().find(|g| g.pid == pid) {
+            let in_flight = g.waiting + g.arrivals.len() as u64 + u64::from(g.left_us > 0);
+            g.load = load;
+            if load.kernel_us == 0 {
+                (g.waiting, g.arrivals) = (0, Vec::new());
+            } else {
+                g.waiting += load.depth.saturating_sub(in_flight);
+            }
+        }
+    }
+
+    pub(super) fn is_suspended(&self, pid: u32) -> bool {
+        self.groups.values().any(|g| g.pid == pid && !g.disabled.is_empty())
+    }
+
     pub(super) fn slice(&self, group: usize) -> u64 {
         self.groups.get(&group).map_or(0, |g| g.slice_us)
     }
@@ -183,7 +200,7 @@ impl Gpu {
             let step = g.left_us.min(g.slice_us.saturating_sub(used).max(1)).min(end.saturating_sub(now).max(1));
             g.left_us -= step;
             g.held_us += step;
-            if g.left_us == 0 {
+            if g.left_us == 0 && g.load.kernel_us > 0 {
                 g.arrivals.push(now + step + g.load.think_us);
             }
             self.now_us += step;

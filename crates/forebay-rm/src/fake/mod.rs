@@ -121,6 +121,16 @@ impl FakeRm {
         s.processes.entry(pid).or_default().push(file);
     }
 
+    /// From now on the process asks for this.
+    pub fn set_load(&self, pid: u32, load: Load) {
+        self.lock().gpu.set_load(pid, load);
+    }
+
+    /// Whether any channel of a process is disabled.
+    pub fn is_suspended(&self, pid: u32) -> bool {
+        self.lock().gpu.is_suspended(pid)
+    }
+
     /// The process dies: its files close.
     pub fn kill(&self, pid: u32) {
         self.lock().processes.remove(&pid);

@@ -1,0 +1,331 @@
+//! Classes, the shares that follow from them, and time division among processes that would each fill a device.
+//!
+//! Rules:
+//! 1. `Custom` is an absolute share; all of them together are at most the whole ([`admit`]). `Normal` members divide the
+//!    rest by the weights that the operating system gives their nice values. `Background` gets what nobody else uses.
+//!    `Interactive` members are not divided among: they come through between and inside windows.
+//! 2. Shares are of what active members use. An idle member's share flows on: from custom to normal members, from both to
+//!    custom ones when there is no normal one, and to background ones when nobody else is active.
+//! 3. Time is given in windows. Each active member earns its share of every window's length; what a member is charged
+//!    is taken off. The next window goes to the one with the most left, so nobody is ever ahead or behind by more than
+//!    [`Divider::bound_ns`].
+//! 4. A member that becomes idle forgets what it has left or owes beyond the bound; nothing is saved up by sleeping.
+//! 5. All numbers are integers; shares are millionths.
+
+use std::collections::BTreeMap;
+
+/// The whole of a device.
+pub const WHOLE: u64 = 1_000_000;
+/// Shortest window: a change of owner costs about a millisecond of suspending and resuming.
+pub const MIN_WINDOW_NS: u64 = 5_000_000;
+/// Most members of a device.
+pub const MAX_MEMBERS: usize = 1024;
+
+/// How a process is to be served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// A little, at once.
+    Interactive,
+    /// This part of the device, in millionths, whatever others do.
+    Custom(u32),
+    /// An equal part of the rest, weighted by nice.
+    Normal,
+    /// What is left over.
+    Background,
+    /// Nothing.
+    Suspended,
+}
+
+/// A process on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Its number.
+    pub id: u64,
+    /// Its class.
+    pub class: Class,
+    /// Its nice value, -20 to 19; others are clamped.
+    pub nice: i32,
+    /// Whether it has work.
+    pub active: bool,
+}
+
+/// Weights of nice values from -20 to 19: a step is a factor of 1.25 around 1024 for 0 (Linux, kernel/sched/core.c).
+const WEIGHTS: [u64; 40] = [
+    88761, 71755, 56483, 46273, 36291, 29154, 23254, 18705, 14949, 11916, 9548, 7620, 6100, 4904, 3906, 3121, 2501,
+    1991, 1586, 1277, 1024, 820, 655, 526, 423, 335, 272, 215, 172, 137, 110, 87, 70, 56, 45, 36, 29, 23, 18, 15,
+];
+
+fn weight(nice: i32) -> u64 {
+    WEIGHTS[(nice.clamp(-20, 19) + 20) as usize]
+}
+
+/// Why a member is not admitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The custom shares would be more than the whole: asked for, and still free, in millionths.
+    Overbooked {
+        /// What was asked for.
+        wanted: u64,
+        /// What is free.
+        free: u64,
+    },
+    /// The device has [`MAX_MEMBERS`].
+    TooMany,
+}
+
+/// Whether `new` may join (or change to its class, if its id is there already).
+///
+/// # Errors
+/// [`Refusal`].
+pub fn admit(members: &[Member], new: &Member) -> Result<(), Refusal> {
+    let others = || members.iter().filter(|m| m.id != new.id);
+    if others().count() >= MAX_MEMBERS {
+        return Err(Refusal::TooMany);
+    }
+    if let Class::Custom(wanted) = new.class {
+        let booked: u64 = others().map(|m| if let Class::Custom(s) = m.class { u64::from(s) } else { 0 }).sum();
+        let free = WHOLE.saturating_sub(booked);
+        if u64::from(wanted) > free {
+            return Err(Refusal::Overbooked { wanted: wanted.into(), free });
+        }
+    }
+    Ok(())
+}
+
+/// Splits `whole` by weights; the parts add up to it exactly. Nothing, without weight.
+fn split(whole: u64, weights: &[u64]) -> Vec<u64> {
+    let total: u128 = weights.iter().map(|w| u128::from(*w)).sum();
+    let (mut given, mut seen) = (0u64, 0u128);
+    let part = |w: &u64| {
+        seen += u128::from(*w);
+        let until = (u128::from(whole) * seen).checked_div(total).unwrap_or(0) as u64;
+        let part = until - given;
+        given = until;
+        part
+    };
+    weights.iter().map(part).collect()
+}
+
+/// The share of each member now, in millionths (rules 1 and 2), in their order. Interactive, suspended and idle members
+/// have none.
+pub fn shares(members: &[Member]) -> Vec<u64> {
+    let of =
+        |f: &dyn Fn(&Member) -> u64| -> Vec<u64> { members.iter().map(|m| if m.active { f(m) } else { 0 }).collect() };
+    let custom = of(&|m| if let Class::Custom(s) = m.class { u64::from(s) } else { 0 });
+    let normal = of(&|m| if m.class == Class::Normal { weight(m.nice) } else { 0 });
+    let booked: u64 = custom.iter().sum();
+    if normal.iter().any(|w| *w > 0) {
+        let rest = split(WHOLE.saturating_sub(booked), &normal);
+        return custom.iter().zip(rest).map(|(c, r)| c + r).collect();
+    }
+    if booked > 0 {
+        return split(WHOLE, &custom);
+    }
+    split(WHOLE, &of(&|m| if m.class == Class::Background { weight(m.nice) } else { 0 }))
+}
+
+/// A member's turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Whose.
+    pub owner: u64,
+    /// For how long at most, ns.
+    pub length_ns: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    member: Member,
+    share: u64,
+    /// What it has left, ns times [`WHOLE`]; negative when it has had too much.
+    left: i128,
+}
+
+/// Divides a device's time among members.
+#[derive(Clone, Debug)]
+pub struct Divider {
+    period_ns: u64,
+    entries: BTreeMap<u64, Entry>,
+}
+
+impl Divider {
+    /// A divider that gives everybody about one window a period.
+    pub fn new(period_ns: u64) -> Self {
+        Divider { period_ns: period_ns.max(MIN_WINDOW_NS), entries: BTreeMap::new() }
+    }
+
+    /// Nobody with work all the time is ever further from its share than this, ns: a period, and a shortest window for
+    /// each member (with many small ones a round takes longer than a period).
+    pub fn bound_ns(&self) -> u64 {
+        self.period_ns + MIN_WINDOW_NS * (1 + self.entries.len() as u64)
+    }
+
+    fn reshare(&mut self) {
+        let members: Vec<Member> = self.entries.values().map(|e| e.member).collect();
+        for (e, share) in self.entries.values_mut().zip(shares(&members)) {
+            e.share = share;
+        }
+    }
+
+    /// Adds a member or changes it.
+    ///
+    /// # Errors
+    /// As [`admit`]; nothing is changed then.
+    pub fn set(&mut self, member: Member) -> Result<(), Refusal> {
+        let members: Vec<Member> = self.entries.values().map(|e| e.member).collect();
+        admit(&members, &member)?;
+        let fresh = Entry { member, share: 0, left: 0 };
+        self.entries.entry(member.id).and_modify(|e| e.member = member).or_insert(fresh);
+        self.reshare();
+        Ok(())
+    }
+
+    /// Forgets a member.
+    pub fn remove(&mut self, id: u64) {
+        self.entries.remove(&id);
+        self.reshare();
+    }
+
+    /// Says whether a member has work (rules 2 and 4).
+    pub fn set_active(&mut self, id: u64, active: bool) {
+        let bound = i128::from(self.bound_ns()) * i128::from(WHOLE);
+        if let Some(e) = self.entries.get_mut(&id)
+            && e.member.active != active
+        {
+            e.member.active = active;
+            e.left = e.left.clamp(-bound, 0);
+            self.reshare();
+        }
+    }
+
+    /// The members, with the share of each now.
+    pub fn members(&self) -> impl Iterator<Item = (Member, u64)> {
+        self.entries.values().map(|e| (e.member, e.share))
+    }
+
+    /// Who is next, and for how long at most; none when nobody who may run has work.
+    pub fn next(&self) -> Option<Window> {
+        let able = self.entries.values().filter(|e| e.share > 0);
+        let e = able.max_by_key(|e| (e.left, std::cmp::Reverse(e.member.id)))?;
+        let length = (u128::from(self.period_ns) * u128::from(e.share) / u128::from(WHOLE)) as u64;
+        Some(Window { owner: e.member.id, length_ns: length.max(MIN_WINDOW_NS) })
+    }
+
+    /// `used_ns` of the device have passed, all of them used by `owner` (rule 3).
+    pub fn charge(&mut self, owner: u64, used_ns: u64) {
+        for e in self.entries.values_mut() {
+            e.left += i128::from(used_ns) * i128::from(e.share);
+            if e.member.id == owner {
+                e.left -= i128::from(used_ns) * i128::from(WHOLE);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn member(id: u64, class: Class) -> Member {
+        Member { id, class, nice: 0, active: true }
+    }
+
+    fn run(d: &mut Divider, total_ns: u64) -> BTreeMap<u64, u64> {
+        let (mut got, mut t) = (BTreeMap::new(), 0);
+        while t < total_ns {
+            let Some(w) = d.next() else { break };
+            d.charge(w.owner, w.length_ns);
+            *got.entry(w.owner).or_default() += w.length_ns;
+            t += w.length_ns;
+        }
+        got
+    }
+
+    #[test]
+    fn shares_follow_classes_and_flow_on() {
+        let m = |id, class, active| Member { active, ..member(id, class) };
+        let (c, n, b) = (Class::Custom(400_000), Class::Normal, Class::Background);
+        assert_eq!(
+            shares(&[m(1, c, true), m(2, n, true), m(3, n, true), m(4, b, true)]),
+            [400_000, 300_000, 300_000, 0]
+        );
+        // The custom member rests: the normal ones have it all.
+        assert_eq!(shares(&[m(1, c, false), m(2, n, true), m(3, n, true)]), [0, 500_000, 500_000]);
+        // No normal one: the custom ones have it in proportion.
+        assert_eq!(shares(&[m(1, c, true), m(2, Class::Custom(100_000), true), m(3, b, true)]), [800_000, 200_000, 0]);
+        assert_eq!(shares(&[m(1, c, false), m(2, n, false), m(3, b, true)]), [0, 0, WHOLE]);
+        assert_eq!(shares(&[m(1, Class::Interactive, true), m(2, Class::Suspended, true)]), [0, 0]);
+        // A nice level is a factor of 1.25, as for the processor.
+        let s = shares(&[Member { nice: 1, ..member(1, n) }, member(2, n)]);
+        assert!((s[1] * 100 / s[0]).abs_diff(125) <= 1, "{s:?}");
+    }
+
+    #[test]
+    fn custom_shares_are_admitted_up_to_the_whole() {
+        let mut d = Divider::new(100_000_000);
+        d.set(member(1, Class::Custom(700_000))).unwrap();
+        let refused = Refusal::Overbooked { wanted: 300_001, free: 300_000 };
+        assert_eq!(d.set(member(2, Class::Custom(300_001))), Err(refused));
+        d.set(member(2, Class::Custom(300_000))).unwrap();
+        // A change is checked against the others only.
+        d.set(member(1, Class::Custom(600_000))).unwrap();
+        assert!(d.set(member(1, Class::Custom(700_001))).is_err());
+        assert_eq!(d.members().next().unwrap().0.class, Class::Custom(600_000));
+        (10..MAX_MEMBERS as u64 + 8).for_each(|id| d.set(member(id, Class::Normal)).unwrap());
+        assert_eq!(d.set(member(5, Class::Normal)), Err(Refusal::TooMany));
+    }
+
+    #[test]
+    fn one_that_sleeps_saves_nothing_up_and_comes_back_within_its_share() {
+        let mut d = Divider::new(100_000_000);
+        (1..=2).for_each(|id| d.set(member(id, Class::Normal)).unwrap());
+        d.set_active(1, false);
+        assert_eq!(run(&mut d, 10_000_000_000).get(&1), None);
+        d.set_active(1, true);
+        let got = run(&mut d, 1_000_000_000);
+        assert!(got[&1].abs_diff(500_000_000) <= d.bound_ns(), "{got:?}");
+    }
+
+    fn class() -> impl Strategy<Value = Class> {
+        prop_oneof![
+            (1u32..200_000).prop_map(Class::Custom),
+            Just(Class::Normal),
+            Just(Class::Background),
+            Just(Class::Suspended),
+            Just(Class::Interactive)
+        ]
+    }
+
+    proptest! {
+        /// Everybody with work all the time has its share, up to the bound, over any stretch from the beginning on.
+        #[test]
+        fn nobody_is_far_from_its_share(
+            members in proptest::collection::vec((class(), -20i32..20, any::<bool>()), 1..12),
+            period in 1u64..400,
+            stretches in proptest::collection::vec(1u64..3000, 1..5),
+        ) {
+            let mut d = Divider::new(period * 1_000_000);
+            for (id, (class, nice, active)) in members.into_iter().enumerate() {
+                // Overbooked ones stay out.
+                let _ = d.set(Member { id: id as u64, class, nice, active });
+            }
+            let all: Vec<(Member, u64)> = d.members().collect();
+            let total: u64 = all.iter().map(|(_, s)| s).sum();
+            prop_assert!(total == WHOLE || total == 0);
+            let (mut got, mut passed) = (BTreeMap::<u64, u64>::new(), 0u64);
+            for ms in stretches {
+                for (id, ns) in run(&mut d, ms * 1_000_000) {
+                    *got.entry(id).or_default() += ns;
+                    passed += ns;
+                }
+                for (m, share) in &all {
+                    let due = (u128::from(passed) * u128::from(*share) / u128::from(WHOLE)) as u64;
+                    let had = got.get(&m.id).copied().unwrap_or(0);
+                    prop_assert!(had.abs_diff(due) <= d.bound_ns(), "{m:?}: {had} of {due}");
+                    prop_assert!(*share > 0 || had == 0);
+                }
+            }
+        }
+    }
+}
