@@ -2,20 +2,29 @@
 //!
 //! A task's effective priority rises when it has waited longer than the ready tasks do on average (now, or usually),
 //! when its invocations run shorter than theirs, and when the thread that asked has a better OS priority than theirs.
-//! Each difference is expressed in steps of [`STEP_NS`] and each boost is limited to ±[`MAX_BOOST`], except that of the
-//! current wait, which is not limited upwards: a waiting task overtakes any static priority in bounded time
-//! ([`STARVATION_NS`] for one level), which is the starvation bound.
+//! Each difference is expressed in steps ([`step_ns`]: a millisecond, or the mean run time where that is longer, so that
+//! a level means as much among long tasks as among short ones). Each boost is limited to ±[`MAX_BOOST`], except that of
+//! the current wait: a waiting task overtakes any static priority in bounded time ([`starvation_ns`] for one level),
+//! which is the starvation bound.
 
-/// A wait longer than the average by this much is worth [`WAIT_GAIN`] points.
+/// Shortest step: a wait longer than the average by a step is worth [`WAIT_GAIN`] points.
 pub const STEP_NS: u64 = 1_000_000;
 /// Points per step of current wait.
 pub const WAIT_GAIN: i64 = 1;
-/// Points of one level of static priority: twenty milliseconds of waiting.
-pub const LEVEL: i64 = 20;
-/// Largest boost from each of: usual wait, run time, proxy priority.
-pub const MAX_BOOST: i64 = 10;
+/// Points of one level of static priority: five steps of waiting.
+pub const LEVEL: i64 = 5;
+/// Largest boost from each of: usual wait, run time, proxy priority. Two of them do not make up for a level.
+pub const MAX_BOOST: i64 = 2;
+
+/// A step among tasks with these averages, ns.
+pub fn step_ns(mean: &Averages) -> u64 {
+    STEP_NS.max(mean.avg_run_ns)
+}
+
 /// Wait, beyond the average, after which a task has caught up with one level of static priority.
-pub const STARVATION_NS: u64 = STEP_NS * (LEVEL / WAIT_GAIN) as u64;
+pub fn starvation_ns(mean: &Averages) -> u64 {
+    step_ns(mean).saturating_mul((LEVEL / WAIT_GAIN) as u64)
+}
 
 /// What is known about a ready task.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -66,18 +75,20 @@ impl Averages {
     }
 }
 
-fn steps(value: u64, mean: u64) -> i64 {
+fn steps(value: u64, mean: u64, step: u64) -> i64 {
     let difference = i128::from(value) - i128::from(mean);
-    (difference / i128::from(STEP_NS)).clamp(i128::from(i64::MIN / 4), i128::from(i64::MAX / 4)) as i64
+    (difference / i128::from(step)).clamp(i128::from(i64::MIN / 4), i128::from(i64::MAX / 4)) as i64
 }
 
 /// The effective priority of a task among ready tasks with these averages; higher goes first.
 pub fn effective(t: &Stats, mean: &Averages) -> i64 {
-    let current = steps(t.wait_ns, mean.wait_ns).saturating_mul(WAIT_GAIN).max(-MAX_BOOST);
-    let usual = steps(t.avg_wait_ns, mean.avg_wait_ns).clamp(-MAX_BOOST, MAX_BOOST);
-    let short = steps(mean.avg_run_ns, t.avg_run_ns).clamp(-MAX_BOOST, MAX_BOOST);
-    // Nice counts downwards; 40 values map to the same ±10.
-    let proxy = ((i64::from(mean.nice) - i64::from(t.nice)) / 4).clamp(-MAX_BOOST, MAX_BOOST);
+    let step = step_ns(mean);
+    // No limit downwards either: the mean is the same for all, so without one the order is that of the waits themselves.
+    let current = steps(t.wait_ns, mean.wait_ns, step).saturating_mul(WAIT_GAIN);
+    let usual = steps(t.avg_wait_ns, mean.avg_wait_ns, step).clamp(-MAX_BOOST, MAX_BOOST);
+    let short = steps(mean.avg_run_ns, t.avg_run_ns, step).clamp(-MAX_BOOST, MAX_BOOST);
+    // Nice counts downwards; ten of its levels are a point.
+    let proxy = ((i64::from(mean.nice) - i64::from(t.nice)) / 10).clamp(-MAX_BOOST, MAX_BOOST);
     (i64::from(t.priority) * LEVEL).saturating_add(current).saturating_add(usual + short + proxy)
 }
 
@@ -127,8 +138,8 @@ mod tests {
             let high = Stats { wait_ns: 0, ..high };
             let levels = (high.priority - low.priority).max(0) as u64 + 1;
             // 3 boosts of at most 2 × MAX_BOOST apart, and MAX_BOOST of current wait.
-            let margin = (7 * MAX_BOOST / WAIT_GAIN) as u64 * STEP_NS;
-            let low = Stats { wait_ns: mean.wait_ns + levels * STARVATION_NS + margin + STEP_NS, ..low };
+            let margin = (7 * MAX_BOOST / WAIT_GAIN) as u64 * step_ns(&mean);
+            let low = Stats { wait_ns: mean.wait_ns + levels * starvation_ns(&mean) + margin + step_ns(&mean), ..low };
             prop_assert!(effective(&low, &mean) > effective(&high, &mean));
         }
 

@@ -224,6 +224,39 @@ mod tests {
         Ready { key, devices: DeviceSet(devices), near, since_ns, stats: Stats { priority, ..Stats::default() } }
     }
 
+    /// Figure 13 in virtual time: four tasks that always want the one device; each stands in line again at once.
+    #[test]
+    fn rates_rise_with_priority_and_nobody_starves() {
+        const RUN_NS: u64 = 250_000;
+        for mode in [Mode::Priority, Mode::Fifo] {
+            let mut q = ReadyQueue::new(mode, vec![1]);
+            let device = DeviceSet::default().with(0);
+            let mut done = [0u32; 4];
+            let mut waits = [0u64; 4];
+            let mut now = 0;
+            let stand = |q: &mut ReadyQueue<usize>, key: usize, now, avg_wait_ns| {
+                let priority = [2, 4, 6, 8][key];
+                let stats = Stats { priority, avg_wait_ns, avg_run_ns: RUN_NS, ..Stats::default() };
+                assert!(q.push(Ready { key, devices: device, near: None, since_ns: now, stats }));
+            };
+            (0..4).for_each(|key| stand(&mut q, key, 0, 0));
+            while now < 2_000_000_000 {
+                let p = q.pick(now, device).unwrap();
+                waits[p.key] = crate::priority::decay(waits[p.key], p.waited_ns);
+                now += RUN_NS;
+                done[p.key] += 1;
+                stand(&mut q, p.key, now, waits[p.key]);
+            }
+            if mode == Mode::Fifo {
+                assert!(done.iter().all(|d| d.abs_diff(done[0]) <= 1), "{done:?}");
+            } else {
+                assert!(done.windows(2).all(|w| w[0] < w[1]), "{done:?}");
+                // 30 points behind: no more than about 30 steps of waiting, so some sixty turns in two seconds.
+                assert!(done[0] > 50, "{done:?}");
+            }
+        }
+    }
+
     #[test]
     fn fifo_waits_for_the_head_and_first_available_does_not() {
         for (mode, want) in [(Mode::Fifo, None), (Mode::FirstAvailable, Some(2))] {

@@ -121,9 +121,11 @@ unsafe fn run_picked(data: *const (), worker: &Worker) {
         let r = &node.stats.avg_run;
         r.store(priority::decay(r.load(Ordering::Relaxed), ran), Ordering::Relaxed);
     }
+    // The task stands in line again, if it can, before the next one is picked: a high priority must not lose its turn to
+    // the moment in which it is between two invocations.
+    exec::own(node, worker);
     runtime.dispatcher.release(device);
     runtime.dispatcher.pump(&runtime, worker);
-    exec::own(node, worker);
 }
 
 /// The device that holds most of the input bytes of a ready task.

@@ -20,7 +20,7 @@ use forebay::{Arg, Datablock, Graph, Kind, Launch, Result, Runtime, Task, Templa
 
 use super::schema::{Row, median};
 use by_hand::{Bench, as_floats};
-use kernels::source;
+pub use kernels::source;
 
 /// Repetitions of every measurement, interleaved; the median counts.
 const REPEATS: usize = 5;
