@@ -23,6 +23,7 @@ try ./forebay demo gesture --device cuda --frames 150 --quiet --trace "$OUT/gest
 try ./forebay demo gesture --device cpu --frames 100 --rate max --quiet
 try ./forebay bench gesture --device cuda --out "$OUT"
 try ./forebay bench ptask --device cuda --full --out "$OUT"
+try ./forebay bench fusion --device cuda --out "$OUT"
 try ./forebay bench schedulers --out "$OUT"
 try ./forebay bench dispatch --out "$OUT"
 exit $status
@@ -61,7 +62,18 @@ fn bundle() -> Result<(), String> {
     output("cargo", &["build", "--release", "-p", "forebay-cli"])?;
     copy(&root.join("target/release/forebay"), &dir.join("forebay"))?;
     // Test programs, as cargo names them in its JSON messages.
-    let args = ["test", "--release", "--no-run", "--message-format=json", "-p", "forebay-hal", "-p", "forebay"];
+    let args = [
+        "test",
+        "--release",
+        "--no-run",
+        "--message-format=json",
+        "-p",
+        "forebay-hal",
+        "-p",
+        "forebay",
+        "-p",
+        "forebay-rm",
+    ];
     for line in
         output("cargo", &args)?.lines().filter(|l| l.contains("\"test\":true") || l.contains("\"kind\":[\"test\"]"))
     {

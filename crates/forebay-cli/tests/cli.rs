@@ -1,5 +1,8 @@
 //! The command as a person runs it.
 
+#[path = "../../forebay-hal/tests/stand_in/mod.rs"]
+mod stand_in;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -116,4 +119,19 @@ fn the_ways_of_the_gesture_benchmark_agree() {
     // Three stages with two workers each, and the cameras' process.
     assert!(run("pipes")["threads"].as_u64() > by_hand["threads"].as_u64());
     assert_eq!(run("dataflow")["latency_ms"].as_array().unwrap().len(), 4);
+}
+
+/// The demo's kernels as CUDA C++, and everything between them and the command, on the stand-in for the driver.
+#[test]
+fn the_demo_runs_on_cuda_with_the_stand_in() {
+    let Some(dir) = stand_in::build() else { return };
+    let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    command.args(["demo", "gesture", "--device", "cuda", "--frames", "2", "--rate", "max", "--json"]);
+    let o = stand_in::under(dir, command).output().unwrap();
+    assert!(o.status.success(), "{}", String::from_utf8_lossy(&o.stderr));
+    let v: serde_json::Value = serde_json::from_str(&stdout(&o)).unwrap();
+    assert_eq!(
+        (&v["frames"], &v["tasks"]["xform"]["cuda"], &v["tasks"]["filter"]["cuda"]),
+        (&2.into(), &4.into(), &4.into())
+    );
 }

@@ -346,6 +346,10 @@ fn a_diamond_on_cuda_with_the_stand_in() {
 /// A kernel that writes where it must not costs its graph, and nothing else; on a real GPU or its stand-in.
 #[test]
 fn a_faulting_cuda_context_is_contained() {
+    // The context is the process's, so other tests of this program must not share it.
+    if !stand_in::alone("a_faulting_cuda_context_is_contained") {
+        return;
+    }
     let rt = match Runtime::builder().only(Kind::Cuda) {
         Ok(b) => b.build().unwrap(),
         Err(e) => return eprintln!("skipped: {e}"),

@@ -9,9 +9,11 @@ use std::sync::OnceLock;
 pub fn build() -> Option<&'static Path> {
     static DIR: OnceLock<Option<PathBuf>> = OnceLock::new();
     DIR.get_or_init(|| {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../forebay-hal/tests/stand_in/cuda.cpp");
         let dir = std::env::temp_dir().join(format!("forebay-stand-in-{}", std::process::id()));
         std::fs::create_dir_all(&dir).ok()?;
+        // From inside the test program, which may run where there is no checkout.
+        let source = dir.join("cuda.cpp");
+        std::fs::write(&source, include_str!("cuda.cpp")).ok()?;
         let library = dir.join("libcuda.so.1");
         let built = Command::new("g++")
             .args(["-std=c++17", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread", "-o"])
@@ -38,14 +40,34 @@ pub fn under(dir: &Path, mut command: Command) -> Command {
     command
 }
 
-/// Runs the test `name` of this test binary again, with the stand-in; its output.
-pub fn again(name: &str) -> Option<String> {
-    let dir = build()?;
-    let mut command = Command::new(std::env::current_exe().ok()?);
-    command.args(["--exact", name, "--nocapture"]);
-    let out = under(dir, command).output().ok()?;
+/// Runs the test `name` of this test binary once more, with the stand-in, in a process of its own.
+#[allow(dead_code, reason = "not every test program that includes this file has such a test")]
+pub fn again(name: &str) {
+    if let Some(text) = build().map(|dir| child(name, |c| under(dir, c))) {
+        assert!(!text.contains("skipped"), "{name} did not find the stand-in:\n{text}");
+    }
+}
+
+/// Whether this process runs nothing but one test; if not, runs `name` in one that does, on what there is here. For tests
+/// that make the process's CUDA context unusable.
+#[allow(dead_code, reason = "not every test program that includes this file has such a test")]
+pub fn alone(name: &str) -> bool {
+    let alone = std::env::var_os(ALONE).is_some();
+    if !alone {
+        eprint!("{}", child(name, |c| c));
+    }
+    alone
+}
+
+/// Set in a process that runs one test.
+const ALONE: &str = "FOREBAY_TEST_ALONE";
+
+fn child(name: &str, prepare: impl FnOnce(Command) -> Command) -> String {
+    let mut command = Command::new(std::env::current_exe().expect("this program has a path"));
+    command.args(["--exact", name, "--nocapture"]).env(ALONE, "1");
+    let out = prepare(command).output().expect("this program can be started again");
     let text = format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
-    assert!(out.status.success(), "{name} with the stand-in:\n{text}");
-    assert!(!text.contains("skipped"), "{name} did not find the stand-in:\n{text}");
-    Some(text)
+    assert!(out.status.success(), "{name} in a process of its own:\n{text}");
+    assert!(text.contains("1 passed"), "there is no test {name}:\n{text}");
+    text
 }
