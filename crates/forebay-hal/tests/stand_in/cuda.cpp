@@ -545,9 +545,10 @@ API int nvrtcCreateProgram(void** p, const char* source, const char*, int, const
 API int nvrtcDestroyProgram(void** p) { delete (Program*)*p; *p = nullptr; return 0; }
 API int nvrtcCompileProgram(void* handle, int, const char* const*) {
   auto* p = (Program*)handle;
-  char dir[] = "/tmp/stand-in-XXXXXX";
-  if (!mkdtemp(dir)) return 1;
-  std::string base(dir), text = std::string(HEADER) + p->source + "\n";
+  const char* temporary = getenv("TMPDIR");
+  std::string base = std::string(temporary ? temporary : P_tmpdir) + "/stand-in-XXXXXX";
+  if (!mkdtemp(base.data())) return 1;
+  std::string text = std::string(HEADER) + p->source + "\n";
   std::regex kernel(R"((?:KERNEL|__global__)\s+void\s+(\w+)\s*\()");
   for (auto it = std::sregex_iterator(p->source.begin(), p->source.end(), kernel); it != std::sregex_iterator(); ++it) {
     std::string n = (*it)[1];
