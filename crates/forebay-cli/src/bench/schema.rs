@@ -126,9 +126,11 @@ impl Machine {
     pub fn folder(&self) -> String {
         let gpu = self.devices.iter().find(|d| d.starts_with("cuda")).and_then(|d| d.split(": ").nth(1));
         let name = gpu.and_then(|g| g.split(" (").next()).unwrap_or(&self.cpu);
-        let safe: String =
-            name.to_lowercase().chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
-        format!("{}-{}c", safe.trim_matches('-'), self.cores)
+        let name = name.to_lowercase();
+        // What every processor's name has says nothing.
+        let words = name.split(|c: char| !c.is_ascii_alphanumeric());
+        let words: Vec<&str> = words.filter(|w| !["", "r", "tm", "processor", "cpu"].contains(w)).collect();
+        format!("{}-{}c", words.join("-"), self.cores)
     }
 }
 
