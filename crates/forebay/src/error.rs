@@ -149,6 +149,14 @@ pub enum Error {
         /// Its state.
         state: &'static str,
     },
+    /// A task asked for something that waits for tasks.
+    #[error("graph {graph:?} cannot be {what} from inside a task: that would wait for the task itself")]
+    InsideTask {
+        /// Graph.
+        graph: String,
+        /// What was asked, as a participle.
+        what: &'static str,
+    },
     /// A push found the channel full, or a pull found it empty, and did not want to wait (longer).
     #[error("{what} {port} after {waited:?}")]
     WouldBlock {

@@ -306,6 +306,51 @@ fn stop_run_reset_and_teardown() {
 }
 
 #[test]
+fn a_task_may_stop_or_let_go_of_its_own_graph_and_is_refused_a_reset() {
+    for workers in [1, 3] {
+        let rt = Runtime::builder().cpu_only().workers(workers).build().unwrap();
+        let own: Arc<std::sync::Mutex<Option<Running>>> = Arc::default();
+        let (seen, asked) = (own.clone(), Arc::new(std::sync::Mutex::new(Vec::new())));
+        let said = asked.clone();
+        let mut g = Graph::new("own");
+        let t = g.add(Task::new("t").input("x", word()).host(move |inv| {
+            let mut own = seen.lock().unwrap();
+            let run = own.as_ref().unwrap();
+            match inv.value::<u64>("x")? {
+                1 => said.lock().unwrap().push(run.reset().unwrap_err().to_string()),
+                2 => run.stop()?,
+                _ => drop(own.take()),
+            }
+            Ok(())
+        }));
+        let feed = g.feed((t.unwrap(), "x"), 4).unwrap();
+        let held = rt.start(g).unwrap();
+        *own.lock().unwrap() = Some(held);
+        let wait = |what: &dyn Fn(&Option<Running>) -> bool| {
+            let until = std::time::Instant::now() + Duration::from_secs(10);
+            while !what(&own.lock().unwrap()) {
+                assert!(std::time::Instant::now() < until, "nothing happened for ten seconds");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        let push = |v: u64| own.lock().unwrap().as_ref().unwrap().try_push(feed, Datablock::scalar(v).unwrap());
+        push(1).map_err(|e| e.1).unwrap();
+        wait(&|_| !asked.lock().unwrap().is_empty());
+        assert!(asked.lock().unwrap()[0].contains("inside a task"), "{:?}", asked.lock().unwrap());
+        push(2).map_err(|e| e.1).unwrap();
+        wait(&|own| own.as_ref().unwrap().state() == forebay::GraphState::Stopped);
+        own.lock().unwrap().as_ref().unwrap().run().unwrap();
+        push(3).map_err(|e| e.1).unwrap();
+        wait(&|own| own.is_none());
+        // The runtime is fine, and dropping it waits for what is left of the graph.
+        let (g, f, d) = chain(3);
+        let other = rt.start(g).unwrap();
+        other.push(f, Datablock::scalar(1u64).unwrap()).unwrap();
+        assert_eq!(pull(&other, d), 4);
+    }
+}
+
+#[test]
 fn a_blocked_pull_ends_when_the_graph_stops() {
     let rt = Runtime::builder().cpu_only().build().unwrap();
     let (g, _, drain) = chain(2);

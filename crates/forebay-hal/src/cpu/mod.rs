@@ -6,4 +6,4 @@ mod pool;
 
 pub use device::{CpuDevice, HostMemory, run_kernel};
 pub(crate) use device::{check_range, compile, host_range};
-pub use pool::{IdleHook, Job, Pool, UNKNOWN_NS, Worker, about_to_block};
+pub use pool::{IdleHook, Job, Pool, UNKNOWN_NS, Worker, about_to_block, on_worker};

@@ -96,6 +96,11 @@ pub fn about_to_block() {
     }
 }
 
+/// Whether this thread is a worker of some pool: what waits for workers must not run on one.
+pub fn on_worker() -> bool {
+    !CURRENT.get().is_null()
+}
+
 impl Pool {
     /// A pool of `workers` threads (at least 1, at most 256).
     pub fn new(workers: usize) -> Arc<Pool> {

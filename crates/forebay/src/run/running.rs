@@ -8,6 +8,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use forebay_hal::Geometry;
+use forebay_hal::cpu::on_worker;
 
 use super::exec;
 use super::node::{Chan, Core, EndRef};
@@ -347,46 +348,8 @@ impl Running {
         self.core.state.lock().unwrap_or_else(PoisonError::into_inner).1.clone()
     }
 
-    fn close_ends(&self, closed: bool) {
-        for h in self.core.channels.iter().filter_map(|c| c.host.as_deref()) {
-            h.lock().closed = closed;
-            h.wake_all();
-        }
-    }
-
-    /// Waits until nobody owns any task. `stopping` is set and the ends are closed, so no invocation starts; tasks in
-    /// the ready queue are taken out of it.
-    ///
-    /// After a first pass that found every task idle once, none executes any more, so none notifies another; what is
-    /// owned then was notified before, and a second such pass finds the last of it let go.
-    fn quiesce(&self) {
-        let mut clean = 0;
-        while clean < 2 {
-            let mut idle = true;
-            for n in &self.core.nodes {
-                if n.notify.idle() {
-                    continue;
-                }
-                idle = false;
-                if n.managed && self.core.runtime.dispatcher.remove(n) {
-                    // Ours now; nothing runs while stopping, so just let it go.
-                    let mut seen = n.notify.seen();
-                    while let Err(now) = n.notify.release(seen) {
-                        seen = now;
-                    }
-                }
-            }
-            if idle {
-                clean += 1;
-            } else {
-                clean = 0;
-                std::thread::sleep(Duration::from_micros(20));
-            }
-        }
-    }
-
     /// Stops the graph: no further invocation starts, and those that run are waited for. Channels keep their contents;
-    /// [`Running::run`] goes on.
+    /// [`Running::run`] goes on. From inside a task nothing is waited for, since that might be the task itself.
     ///
     /// # Errors
     /// [`Error::NotRunning`] after teardown.
@@ -401,9 +364,10 @@ impl Running {
                 _ => {}
             }
         }
-        self.core.stopping.store(true, Ordering::SeqCst);
-        self.close_ends(true);
-        self.quiesce();
+        self.core.halt();
+        if !on_worker() {
+            self.core.quiesce();
+        }
         Ok(())
     }
 
@@ -425,7 +389,7 @@ impl Running {
         }
         self.adopt_priority();
         self.core.stopping.store(false, Ordering::SeqCst);
-        self.close_ends(false);
+        self.core.close_ends(false);
         for n in self.core.nodes.iter().filter(|n| n.lead == n.index) {
             if n.notify.notify() {
                 // SAFETY: we own the node now; the graph lives while a task is owned.
@@ -438,8 +402,11 @@ impl Running {
     /// Stops the graph, empties all channels and forgets all state and any failure; [`Running::run`] starts afresh.
     ///
     /// # Errors
-    /// As [`Running::stop`].
+    /// As [`Running::stop`]; [`Error::InsideTask`] from a task.
     pub fn reset(&self) -> Result<()> {
+        if on_worker() {
+            return Err(Error::InsideTask { graph: self.core.name.clone(), what: "reset" });
+        }
         self.stop()?;
         for c in &self.core.channels {
             let _end = c.host.as_ref().map(|h| h.lock());
@@ -541,9 +508,70 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        let _ = self.stop();
-        *self.core.state.lock().unwrap_or_else(PoisonError::into_inner) = (GraphState::TornDown, None);
-        self.core.wake_hosts();
+        self.core.state.lock().unwrap_or_else(PoisonError::into_inner).0 = GraphState::Stopped;
+        self.core.halt();
+        let end = |core: &Core| {
+            core.quiesce();
+            *core.state.lock().unwrap_or_else(PoisonError::into_inner) = (GraphState::TornDown, None);
+            core.wake_hosts();
+        };
+        if !on_worker() {
+            return end(&self.core);
+        }
+        // A task that lets go of a graph, perhaps its own, cannot wait for it; the graph must live until then.
+        let core = self.core.clone();
+        let kept = self.core.clone();
+        let waiter = std::thread::Builder::new().name("forebay-teardown".into()).spawn(move || end(&core));
+        if waiter.is_err() {
+            // No thread to be had: a graph that is never freed is better than one freed under its tasks.
+            std::mem::forget(kept);
+        }
+    }
+}
+
+impl Core {
+    fn close_ends(&self, closed: bool) {
+        for h in self.channels.iter().filter_map(|c| c.host.as_deref()) {
+            h.lock().closed = closed;
+            h.wake_all();
+        }
+    }
+
+    /// Lets no further invocation start.
+    fn halt(&self) {
+        self.stopping.store(true, Ordering::SeqCst);
+        self.close_ends(true);
+    }
+
+    /// Waits until nobody owns any task. `stopping` is set and the ends are closed, so no invocation starts; tasks in
+    /// the ready queue are taken out of it.
+    ///
+    /// After a first pass that found every task idle once, none executes any more, so none notifies another; what is
+    /// owned then was notified before, and a second such pass finds the last of it let go.
+    fn quiesce(&self) {
+        let mut clean = 0;
+        while clean < 2 {
+            let mut idle = true;
+            for n in &self.nodes {
+                if n.notify.idle() {
+                    continue;
+                }
+                idle = false;
+                if n.managed && self.runtime.dispatcher.remove(n) {
+                    // Ours now; nothing runs while stopping, so just let it go.
+                    let mut seen = n.notify.seen();
+                    while let Err(now) = n.notify.release(seen) {
+                        seen = now;
+                    }
+                }
+            }
+            if idle {
+                clean += 1;
+            } else {
+                clean = 0;
+                std::thread::sleep(Duration::from_micros(20));
+            }
+        }
     }
 }
 
