@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use forebay::hal::sim::{Model, SimDevice};
 use forebay::{
-    Arg, Datablock, Error, Geometry, Graph, Kind, Launch, Mode, Running, Runtime, Source, Task, TaskId, Template,
+    Arg, Datablock, Error, Geometry, Graph, Kind, Launch, Mode, Running, Runtime, Signals, Source, Task, TaskId,
+    Template,
 };
 use proptest::prelude::*;
 
@@ -212,6 +213,25 @@ fn what_leaves_early_is_not_withheld() {
     run.push(fb, half.clone()).unwrap();
     let m = mix(0, &[7]);
     assert_eq!(run.pull_timeout(db, wait).unwrap().as_slice::<u64>().unwrap(), [mix(1, &[m, m]); N]);
+}
+
+#[test]
+fn a_channel_with_a_predicate_stays_a_channel() {
+    let (mut g, wait) = (Graph::new("last"), Duration::from_secs(10));
+    let a = g.add(mixer(0, 1, false, true)).unwrap();
+    let b = g.add(mixer(1, 1, false, true)).unwrap();
+    g.connect_with((a, "o"), (b, "i0"), 4, forebay::Predicate::Only(Signals::END_STREAM)).unwrap();
+    let (feed, drain) = (g.feed((a, "i0"), 4).unwrap(), g.drain((b, "o"), 4).unwrap());
+    let run = sim_runtime(true, Mode::default()).start(g).unwrap();
+    assert!(regions(&run).iter().all(Option::is_none));
+    for i in 1..=3u64 {
+        let block = Datablock::from_slice(words(), &[i; N]).unwrap();
+        let mark = if i == 3 { Signals::END_STREAM } else { Signals::NONE };
+        run.push(feed, block.with_signals(mark)).unwrap();
+    }
+    let out = run.pull_timeout(drain, wait).unwrap();
+    assert_eq!(out.as_slice::<u64>().unwrap(), [mix(1, &[mix(0, &[3])]); N]);
+    assert!(run.pull_timeout(drain, Duration::from_millis(50)).is_err());
 }
 
 #[test]
