@@ -150,7 +150,9 @@ pub enum Error {
         state: &'static str,
     },
     /// A task asked for something that waits for tasks.
-    #[error("graph {graph:?} cannot be {what} from inside a task: that would wait for the task itself")]
+    #[error(
+        "graph {graph:?} cannot be {what} from inside a task, which would wait for itself; do it from a thread of the program"
+    )]
     InsideTask {
         /// Graph.
         graph: String,

@@ -2,7 +2,7 @@
 // machines without a GPU. It is no GPU and no measure of one.
 //
 // What it is strict about is what a real driver is strict about and what is easily got wrong:
-//  - work is asynchronous, a thread per stream; freed memory is overwritten, then unmapped;
+//  - work is asynchronous, a thread per stream; freed device memory is unmapped;
 //  - calls that need a current context fail without one; handles must be the driver's own;
 //  - a kernel that touches memory it must not makes the context unusable: every later call fails;
 //  - graph nodes run in an order that their dependencies allow, and otherwise the latest first.

@@ -10,7 +10,6 @@
 //! 5. Nothing is copied before somebody needs it there, with one exception: when the last block of an output was read on
 //!    the host, the next one is sent there right behind the command that makes it (the reader would otherwise queue its
 //!    copy behind whatever was issued since). A block that was sent and not read ends that.
-//!
 //! 6. A block without handles gives its device memory back to the device, whose queue orders the next use behind the last
 //!    one. So a pipeline's items use the same addresses again, which replayed graphs need no update for.
 //!

@@ -498,22 +498,22 @@ fn dispatch(
                 }
                 (Some(q), [l]) => one(l, &mut |g, args| q.queue.launch(&l.kernel, g, args))?,
                 (Some(q), all) => {
-                    // Two allocations for a whole list, on the way to a driver that makes more.
+                    // Three allocations for a whole list, on the way to a driver that makes more. Each space is read
+                    // once: `set_geometry` may change it meanwhile, and arguments say how large it is.
+                    let spaces: Vec<Geometry> = all.iter().map(space).collect();
                     let mut args = Vec::with_capacity(all.iter().map(|l| l.args.len()).sum());
-                    for l in all {
-                        let g = space(l);
+                    for (l, g) in all.iter().zip(&spaces) {
                         for a in &l.args {
-                            args.push(resolve(a, &g)?);
+                            args.push(resolve(a, g)?);
                         }
                     }
                     let mut rest = args.as_slice();
-                    let listed = |l| {
-                        let KLaunch { kernel, args, writes, .. }: &KLaunch = l;
-                        let (mine, others) = rest.split_at(args.len());
+                    let mut list: Vec<Listed<'_>> = Vec::with_capacity(all.len());
+                    for (l, &geometry) in all.iter().zip(&spaces) {
+                        let (mine, others) = rest.split_at(l.args.len());
                         rest = others;
-                        Listed { kernel, geometry: space(l), args: mine, writes: *writes }
-                    };
-                    let list: Vec<Listed<'_>> = all.iter().map(listed).collect();
+                        list.push(Listed { kernel: &l.kernel, geometry, args: mine, writes: l.writes });
+                    }
                     q.queue.launch_list(&list, recorded)?;
                 }
             }

@@ -213,11 +213,12 @@ impl Running {
         self.fits(c, feed.0, &block)?;
         let mut block = Some(block);
         if !c.ahead.load(Ordering::Relaxed) {
-            let grace = Instant::now().checked_add(GRACE);
-            let grace = until.map_or(grace, |u| grace.map(|g| g.min(u)));
+            let whole = Instant::now().checked_add(GRACE);
+            let grace = until.map_or(whole, |u| whole.map(|g| g.min(u)));
             let room = || c.ring.len() < c.declared;
             let attempt = |closed| (closed || self.core.stopping() || room()).then_some(());
-            if host.wait(grace, room, |s| attempt(s.closed)).is_none() {
+            // A push that had less time than that has shown nothing; it may still use the room below.
+            if host.wait(grace, room, |s| attempt(s.closed)).is_none() && grace == whole {
                 c.ahead.store(true, Ordering::Relaxed);
             }
         }
