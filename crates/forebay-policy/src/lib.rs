@@ -3,10 +3,12 @@
 //! No clock, no I/O, no threads, no floats: time comes in as nanoseconds, and everything is integer arithmetic that
 //! saturates. The dataflow runtime, the service and the simulator call the same functions.
 //!
+//! - [`credit`]: token buckets for devices without hardware control.
 //! - [`priority`]: PTask's effective priority (SOSP'11, figure 9).
 //! - [`queue`]: the ready queue and PTask's four scheduling modes (section 5.3.1).
 //! - [`share`]: classes, shares and time division of a device among processes.
 
+pub mod credit;
 pub mod priority;
 pub mod queue;
 pub mod share;

@@ -1,0 +1,329 @@
+//! Credits: shares of a device that has no hardware control, among programs that ask before they work (PTask, section
+//! 5.3: token buckets, here with the bucket's rate taken from what the device really delivers).
+//!
+//! Rules:
+//! 1. A member may begin a piece of work while its balance is above zero. What the work took is known afterwards and
+//!    taken off, so a balance can be negative: a member waits until it is paid back, at most [`MAX_DEBT_NS`] a unit.
+//! 2. At every tick members are given what the device delivered since the last one: what they used, and what it could
+//!    have done besides. So the rate follows the device, whatever else uses it.
+//! 3. It is given by shares ([`crate::share::shares`]). A member whose demand is less than its share counts with its
+//!    demand and [`MARGIN`]; the rest flows to others, at last to `background` ones.
+//! 4. A member holds at most its part of [`FLOAT_NS`] and [`SLACK_NS`] a unit. What it cannot hold is lost, so that
+//!    others do not overtake it only because the operating system lets them run more; if the device has nothing to do
+//!    because of that, those that wait get that time on top.
+//! 5. `interactive` members are filled first, up to [`RESERVE`] of what the device delivers; beyond that they are
+//!    normal ones.
+//! 6. A member that has credit and does nothing for [`IDLE_TICKS`] is idle: it counts for nothing, and begins again
+//!    with [`SLACK_NS`] a unit. Nothing is saved up by sleeping, and nothing owed is forgotten by it.
+//! 7. Under [`Order::Priority`] the lowest nice value's members get what they demand first, under [`Order::Fifo`] those
+//!    that have waited longest; a member that has waited for [`STARVED_NS`] comes before both.
+//! 8. All numbers are integers; time is what the caller says.
+
+use std::collections::BTreeMap;
+
+use crate::share::{Class, Member, Refusal, WHOLE, admit, shares};
+
+/// How often the bank is asked to tick, while anybody is active.
+pub const TICK_NS: u64 = 5_000_000;
+/// What all members can hold together, beside slack, a unit of the device.
+pub const FLOAT_NS: u64 = 8 * TICK_NS;
+/// What a member may hold beyond its part, a unit of the device.
+pub const SLACK_NS: u64 = TICK_NS;
+/// Most that a member can owe, a unit of the device.
+pub const MAX_DEBT_NS: u64 = 2_000_000_000;
+/// Part of the device that interactive members get before others, in millionths.
+pub const RESERVE: u64 = 250_000;
+/// Most that is saved up for interactive members, a unit of the device.
+pub const MAX_RESERVE_NS: u64 = 50_000_000;
+/// Ticks without work after which a member is idle.
+pub const IDLE_TICKS: u32 = 10;
+/// Longest time without credit before a member comes first.
+pub const STARVED_NS: u64 = 500_000_000;
+/// Use in a tick below which a member is taken to do nothing: what a program's other threads do.
+const NOTHING_NS: u64 = TICK_NS / 50;
+/// Added to a demand that is below a share, in millionths: demands are known from samples.
+pub const MARGIN: u64 = 20_000;
+/// Ticks over which use and demand are averaged.
+const AVERAGE: u64 = 8;
+
+/// Whose turn it is when there is not enough for all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Order {
+    /// Everybody at the rate of its share.
+    #[default]
+    Share,
+    /// The lowest nice value first.
+    Priority,
+    /// Who waits longest first.
+    Fifo,
+}
+
+#[derive(Clone, Debug)]
+struct Account {
+    member: Member,
+    /// Used so far, as last reported.
+    spent: u64,
+    balance: i64,
+    /// Average use in a tick, ns times [`AVERAGE`].
+    average: u64,
+    /// Average demand, millionths times [`AVERAGE`].
+    demand: u64,
+    share: u64,
+    quiet: u32,
+    /// Time without credit.
+    waited_ns: u64,
+}
+
+/// What is known of a member at a tick.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// Used since it began, ns.
+    pub spent_ns: u64,
+    /// How much of the device it could use at this moment, in millionths; [`WHOLE`] if it is not known.
+    pub demand: u64,
+}
+
+/// A member, as others may see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct View {
+    /// The member; `active` is what the bank found.
+    pub member: Member,
+    /// What it would get of the device now, in millionths.
+    pub share: u64,
+    /// What it has had of the device lately, in millionths.
+    pub used: u64,
+    /// Used so far, ns.
+    pub spent_ns: u64,
+    /// Its credit, ns.
+    pub balance_ns: i64,
+}
+
+/// The credits of one device.
+#[derive(Clone, Debug)]
+pub struct Bank {
+    units: u64,
+    order: Order,
+    accounts: BTreeMap<u64, Account>,
+    reserve_ns: u64,
+    /// Averages over all, ns times [`AVERAGE`].
+    spent: u64,
+    spare: u64,
+}
+
+fn signed(v: u64) -> i64 {
+    i64::try_from(v).unwrap_or(i64::MAX)
+}
+
+fn averaged(old: u64, new: u64) -> u64 {
+    old - old / AVERAGE + new
+}
+
+impl Bank {
+    /// A bank for a device that can do so many things at a time (cores).
+    pub fn new(units: u32, order: Order) -> Self {
+        let units = u64::from(units.clamp(1, 1 << 16));
+        Bank { units, order, accounts: BTreeMap::new(), reserve_ns: 0, spent: 0, spare: 0 }
+    }
+
+    fn members(&self) -> Vec<Member> {
+        self.accounts.values().map(|a| a.member).collect()
+    }
+
+    /// Adds a member that has used `spent_ns` so far, or changes one (then `spent_ns` is ignored).
+    ///
+    /// # Errors
+    /// As [`admit`]; nothing is changed then.
+    pub fn set(&mut self, member: Member, spent_ns: u64) -> Result<(), Refusal> {
+        admit(&self.members(), &member)?;
+        let fresh = Account {
+            member: Member { active: false, ..member },
+            spent: spent_ns,
+            balance: signed(SLACK_NS * self.units),
+            average: 0,
+            demand: WHOLE * AVERAGE,
+            share: 0,
+            quiet: 0,
+            waited_ns: 0,
+        };
+        let a = self.accounts.entry(member.id).or_insert(fresh);
+        a.member = Member { active: a.member.active, ..member };
+        Ok(())
+    }
+
+    /// Forgets a member; what it held or owed is gone with it, and others get it at the next tick.
+    pub fn remove(&mut self, id: u64) {
+        self.accounts.remove(&id);
+    }
+
+    /// How far the member may get: its use may be up to this, ns. None for one that is not there.
+    pub fn allowance(&self, id: u64) -> Option<u64> {
+        let a = self.accounts.get(&id)?;
+        if a.member.class == Class::Suspended {
+            return Some(0);
+        }
+        Some(a.spent.saturating_add_signed(a.balance))
+    }
+
+    /// Whether anybody is active.
+    pub fn is_active(&self) -> bool {
+        self.accounts.values().any(|a| a.member.active)
+    }
+
+    /// The members.
+    pub fn views(&self) -> impl Iterator<Item = View> {
+        let all = (self.spent + self.spare).max(1);
+        self.accounts.values().map(move |a| View {
+            member: a.member,
+            share: a.share,
+            used: (a.average * WHOLE / all).min(WHOLE),
+            spent_ns: a.spent,
+            balance_ns: a.balance,
+        })
+    }
+
+    /// `passed_ns` have passed since the last tick. `report` tells of a member (none: nothing is known, so nothing
+    /// changes); `spare_ns` is the time in which the device had nothing to do, over all its units.
+    pub fn tick(&mut self, passed_ns: u64, spare_ns: u64, mut report: impl FnMut(u64) -> Option<Report>) {
+        let debt = signed(MAX_DEBT_NS * self.units);
+        let mut total = 0u64;
+        for a in self.accounts.values_mut() {
+            let r = report(a.member.id).unwrap_or(Report { spent_ns: a.spent, demand: a.demand / AVERAGE });
+            let spent = r.spent_ns.saturating_sub(a.spent);
+            let could = a.balance > 0;
+            a.spent += spent;
+            a.balance = a.balance.saturating_sub(signed(spent)).max(-debt);
+            a.average = averaged(a.average, spent);
+            // Who waits for credit would use it.
+            a.demand = averaged(a.demand, if a.balance > 0 { r.demand.min(WHOLE) } else { WHOLE });
+            total = total.saturating_add(spent);
+            let works = spent > NOTHING_NS;
+            a.quiet = if works || !could { 0 } else { a.quiet.saturating_add(1) };
+            a.waited_ns = if a.balance > 0 { 0 } else { a.waited_ns.saturating_add(passed_ns) };
+            if works {
+                a.member.active = true;
+            } else if a.quiet >= IDLE_TICKS || a.member.class == Class::Suspended {
+                a.member.active = false;
+            }
+        }
+        let spare_ns = spare_ns.min(passed_ns.saturating_mul(self.units));
+        self.spent = averaged(self.spent, total);
+        self.spare = averaged(self.spare, spare_ns);
+        self.reshare();
+        self.hand_out(total, spare_ns);
+    }
+
+    /// Shares by class, then by what members demand (rule 3).
+    fn reshare(&mut self) {
+        let as_normal =
+            |m: Member| if m.class == Class::Interactive { Member { class: Class::Normal, ..m } } else { m };
+        let members: Vec<Member> = self.members().into_iter().map(as_normal).collect();
+        let wants: Vec<u64> = self.accounts.values().map(|a| (a.demand / AVERAGE + MARGIN).min(WHOLE)).collect();
+        let fair = match self.order {
+            Order::Priority => self.in_line(&members, &wants),
+            _ => shares(&members),
+        };
+        // Whoever demands less than its part keeps what it demands, and the others divide what that leaves; each round
+        // finds at least one more of the former, or is the last.
+        let (mut open, mut rest) = (fair.clone(), WHOLE);
+        let mut kept = vec![0; fair.len()];
+        loop {
+            let all: u64 = open.iter().sum();
+            let part =
+                |i: usize| (u128::from(rest) * u128::from(open[i])).checked_div(u128::from(all)).unwrap_or(0) as u64;
+            let below: Vec<usize> = (0..open.len()).filter(|&i| open[i] > 0 && wants[i] < part(i)).collect();
+            if below.is_empty() {
+                (0..open.len()).filter(|&i| open[i] > 0).for_each(|i| kept[i] = part(i));
+                if all > 0 {
+                    rest = 0;
+                }
+                break;
+            }
+            for i in below {
+                (kept[i], open[i]) = (wants[i], 0);
+                rest = rest.saturating_sub(wants[i]);
+            }
+        }
+        let only = |m: &Member| Member { active: m.active && m.class == Class::Background, ..*m };
+        let background = shares(&members.iter().map(only).collect::<Vec<_>>());
+        for ((a, kept), b) in self.accounts.values_mut().zip(kept).zip(background) {
+            a.share = if kept > 0 { kept } else { (u128::from(rest) * u128::from(b) / u128::from(WHOLE)) as u64 };
+        }
+    }
+
+    /// Shares when the first in line get what they demand.
+    fn in_line(&self, members: &[Member], wants: &[u64]) -> Vec<u64> {
+        let key = |m: &Member| (m.class == Class::Background, m.nice);
+        let mut line: Vec<usize> =
+            (0..members.len()).filter(|&i| members[i].active && members[i].class != Class::Suspended).collect();
+        line.sort_by_key(|&i| key(&members[i]));
+        let (mut fair, mut rest) = (vec![0; members.len()], WHOLE);
+        for same in line.chunk_by(|&a, &b| key(&members[a]) == key(&members[b])) {
+            let want: u64 = same.iter().map(|&i| wants[i]).sum();
+            for &i in same {
+                fair[i] = (u128::from(want.min(rest)) * u128::from(wants[i])).checked_div(u128::from(want)).unwrap_or(0)
+                    as u64;
+            }
+            rest -= want.min(rest);
+        }
+        fair
+    }
+
+    fn hand_out(&mut self, used_ns: u64, spare_ns: u64) {
+        let slack = signed(SLACK_NS * self.units);
+        let held: i64 = self.accounts.values().filter(|a| a.member.active).fold(0, |s, a| s.saturating_add(a.balance));
+        // What was lost (rule 4) comes back little by little, before everybody waits.
+        let lost = slack.saturating_mul(2).saturating_sub(held).clamp(0, 8 * slack) as u64 / 2;
+        let pot = used_ns.saturating_add(spare_ns).saturating_add(lost);
+        let float = i128::from(FLOAT_NS * self.units);
+        let gained = (u128::from(pot) * u128::from(RESERVE) / u128::from(WHOLE)) as u64;
+        self.reserve_ns = self.reserve_ns.saturating_add(gained).min(MAX_RESERVE_NS * self.units);
+        let mut pot = signed(pot);
+        // First in line: interactive ones while the reserve lasts, then those that have starved.
+        for a in self.accounts.values_mut().filter(|a| a.member.class != Class::Suspended) {
+            let room = slack.saturating_sub(a.balance).max(0);
+            if !a.member.active {
+                a.balance = slack;
+            } else if a.member.class == Class::Interactive {
+                let gets = room.min(signed(self.reserve_ns)).min(pot);
+                self.reserve_ns -= gets as u64;
+                a.balance += gets;
+                pot -= gets;
+            } else if self.order != Order::Share && a.waited_ns >= STARVED_NS {
+                let gets = room.min(pot);
+                a.balance += gets;
+                pot -= gets;
+            }
+        }
+        // Somebody suspended can owe: that is paid by time.
+        for a in self.accounts.values_mut().filter(|a| a.member.class == Class::Suspended) {
+            a.balance = a.balance.saturating_add(slack).min(slack);
+        }
+        if self.order == Order::Fifo {
+            let mut line: Vec<(u64, u64)> =
+                self.accounts.values().filter(|a| a.waited_ns > 0).map(|a| (a.waited_ns, a.member.id)).collect();
+            line.sort_unstable_by_key(|(waited, id)| (std::cmp::Reverse(*waited), *id));
+            for (_, id) in line {
+                if let Some(a) = self.accounts.get_mut(&id) {
+                    let gets = slack.saturating_sub(a.balance).clamp(0, pot);
+                    a.balance += gets;
+                    pot -= gets;
+                }
+            }
+            return;
+        }
+        let part = |of: i64, share: u64, all: u64| {
+            (i128::from(of) * i128::from(share)).checked_div(all.into()).unwrap_or(0) as i64
+        };
+        let waiting: u64 = self.accounts.values().filter(|a| a.balance <= 0).map(|a| a.share).sum();
+        let extra = signed(2 * self.spare / AVERAGE);
+        for a in self.accounts.values_mut().filter(|a| a.share > 0) {
+            let cap = slack + (float * i128::from(a.share) / i128::from(WHOLE)) as i64;
+            let waits = a.balance <= 0;
+            let gets = part(pot, a.share, WHOLE) + if waits { part(extra, a.share, waiting) } else { 0 };
+            a.balance = a.balance.saturating_add(gets).min(cap.max(a.balance));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

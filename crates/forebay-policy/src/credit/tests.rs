@@ -1,0 +1,290 @@
+use super::*;
+use proptest::prelude::*;
+
+/// A program of the model: so many workers, each with tasks of this length, resting in between.
+#[derive(Clone, Copy, Debug)]
+struct Program {
+    workers: usize,
+    task_us: u64,
+    rest_us: u64,
+}
+
+const fn busy(workers: usize, task_us: u64) -> Program {
+    Program { workers, task_us, rest_us: 0 }
+}
+
+#[derive(Clone, Copy)]
+enum Worker {
+    Working(u64),
+    Resting(u64),
+}
+
+/// Programs on a machine whose cores are shared equally among those that want to run, as an operating system does it.
+struct Machine {
+    units: u64,
+    /// Part of the machine that somebody else takes, percent.
+    foreign: u64,
+    bank: Bank,
+    programs: BTreeMap<u64, (Program, Vec<Worker>)>,
+    spent_ns: BTreeMap<u64, u64>,
+    now_us: u64,
+}
+
+const STEP_US: u64 = 50;
+
+impl Machine {
+    fn new(units: u64, order: Order) -> Self {
+        let bank = Bank::new(units as u32, order);
+        Machine { units, foreign: 0, bank, programs: BTreeMap::new(), spent_ns: BTreeMap::new(), now_us: 0 }
+    }
+
+    fn add(&mut self, id: u64, class: Class, nice: i32, p: Program) {
+        self.bank.set(Member { id, class, nice, active: true }, 0).unwrap();
+        self.programs.insert(id, (p, vec![Worker::Resting(0); p.workers]));
+        self.spent_ns.insert(id, 0);
+    }
+
+    fn step(&mut self, spare_ns: &mut u64) {
+        let mut running = Vec::new();
+        for (id, (p, workers)) in &mut self.programs {
+            let may = self.bank.allowance(*id).unwrap() > self.spent_ns[id];
+            for (n, w) in workers.iter_mut().enumerate() {
+                match w {
+                    Worker::Resting(0) if may => *w = Worker::Working(p.task_us * 1000),
+                    Worker::Resting(us) => *us = us.saturating_sub(STEP_US),
+                    Worker::Working(_) => {}
+                }
+                if matches!(w, Worker::Working(_)) {
+                    running.push((*id, n));
+                }
+            }
+        }
+        let capacity = self.units * STEP_US * 1000 * (100 - self.foreign) / 100;
+        let each = if running.is_empty() { 0 } else { (capacity / running.len() as u64).min(STEP_US * 1000) };
+        for (id, n) in &running {
+            let (p, workers) = self.programs.get_mut(id).unwrap();
+            let (mut time, spent) = (each, self.spent_ns.get_mut(id).unwrap());
+            // A task's end is the next one's beginning, if it may.
+            while let Worker::Working(left) = &mut workers[*n] {
+                let now = time.min(*left);
+                *spent += now;
+                time -= now;
+                *left -= now;
+                if *left > 0 {
+                    break;
+                }
+                let goes_on = p.rest_us == 0 && self.bank.allowance(*id).unwrap() > *spent;
+                workers[*n] = if goes_on { Worker::Working(p.task_us * 1000) } else { Worker::Resting(p.rest_us) };
+            }
+        }
+        *spare_ns += capacity - each * running.len() as u64;
+        self.now_us += STEP_US;
+    }
+
+    /// What each member gets in this time, in millionths of what the machine could have given.
+    fn run(&mut self, ms: u64) -> BTreeMap<u64, u64> {
+        let before = self.spent_ns.clone();
+        let mut spare = 0;
+        for _ in 0..ms * 1000 / STEP_US {
+            self.step(&mut spare);
+            if self.now_us.is_multiple_of(TICK_NS / 1000) {
+                let demand = |id: u64| {
+                    let (_, workers) = self.programs.get(&id)?;
+                    let wants = workers.iter().filter(|w| !matches!(w, Worker::Resting(1..))).count() as u64;
+                    Some(Report { spent_ns: self.spent_ns[&id], demand: wants * WHOLE / self.units })
+                };
+                self.bank.tick(TICK_NS, std::mem::take(&mut spare), demand);
+            }
+        }
+        let all = self.units * ms * 1_000_000 * (100 - self.foreign) / 100;
+        self.spent_ns.iter().map(|(id, s)| (*id, (s - before[id]) * WHOLE / all)).collect()
+    }
+}
+
+fn near(got: u64, want: u64, points: u64) -> bool {
+    got.abs_diff(want) <= points * WHOLE / 100
+}
+
+#[test]
+fn saturating_programs_get_their_shares_whatever_their_tasks_and_the_machine() {
+    for (units, foreign) in [(1, 0), (2, 0), (8, 0), (2, 50)] {
+        let mut m = Machine::new(units, Order::Share);
+        m.foreign = foreign;
+        let parts = [(1, 400_000, 100), (2, 300_000, 1000), (3, 200_000, 5000), (4, 100_000, 20_000)];
+        for (id, share, task_us) in parts {
+            m.add(id, Class::Custom(share), 0, busy(units as usize, task_us));
+        }
+        m.run(1000);
+        let got = m.run(5000);
+        for (id, share, _) in parts {
+            assert!(near(got[&id], share.into(), 2), "{units} units, {foreign} % foreign: {got:?}");
+        }
+    }
+}
+
+#[test]
+fn one_large_share_is_as_exact_as_equal_ones() {
+    let mut m = Machine::new(2, Order::Share);
+    m.add(1, Class::Custom(970_000), 0, busy(2, 1000));
+    (2..=4).for_each(|id| m.add(id, Class::Custom(10_000), 0, busy(2, 1000)));
+    m.run(1000);
+    let got = m.run(5000);
+    assert!(near(got[&1], 970_000, 2), "{got:?}");
+    assert!((2..=4).all(|id| near(got[&id], 10_000, 1)), "{got:?}");
+}
+
+#[test]
+fn nice_values_count_as_for_the_processor() {
+    let mut m = Machine::new(2, Order::Share);
+    m.add(1, Class::Normal, 0, busy(2, 500));
+    m.add(2, Class::Normal, 5, busy(2, 500));
+    m.run(1000);
+    let got = m.run(5000);
+    assert!(near(got[&1], 753_000, 2), "{got:?}");
+}
+
+#[test]
+fn what_one_does_not_use_others_get() {
+    // The first one may have 80 %, but one worker of two is all that it has. While the other one runs on both cores the
+    // operating system lets it have a third of the machine; credits say when the other one rests, not on which core.
+    let mut m = Machine::new(2, Order::Share);
+    m.add(1, Class::Custom(800_000), 0, busy(1, 1000));
+    m.add(2, Class::Normal, 0, busy(2, 1000));
+    m.run(1000);
+    let got = m.run(5000);
+    assert!(got[&1] > 333_334, "{got:?}");
+    assert!(got[&1] + got[&2] > 920_000, "{got:?}");
+
+    // A background program lives on what is left over, and on everything when it is alone.
+    let mut m = Machine::new(2, Order::Share);
+    m.add(1, Class::Normal, 0, busy(1, 1000));
+    m.add(2, Class::Background, 0, busy(2, 1000));
+    m.run(1000);
+    let got = m.run(5000);
+    assert!(got[&1] > 333_334 && got[&1] + got[&2] > 920_000, "{got:?}");
+    m.programs.get_mut(&1).unwrap().0.rest_us = 1_000_000_000;
+    m.run(1000);
+    assert!(m.run(1000)[&2] > 950_000);
+}
+
+#[test]
+fn a_pause_goes_to_the_others_at_once_and_the_share_comes_back() {
+    let mut m = Machine::new(2, Order::Share);
+    m.add(1, Class::Custom(700_000), 0, busy(2, 1000));
+    m.add(2, Class::Custom(300_000), 0, busy(2, 1000));
+    m.run(1000);
+    m.programs.get_mut(&1).unwrap().0.rest_us = 300_000;
+    m.run(20);
+    let got = m.run(200);
+    assert!(got[&2] > 900_000, "{got:?}");
+    m.programs.get_mut(&1).unwrap().0.rest_us = 0;
+    m.run(500);
+    let got = m.run(2000);
+    assert!(near(got[&1], 700_000, 3), "{got:?}");
+}
+
+#[test]
+fn interactive_comes_first_while_the_reserve_lasts_and_is_normal_beyond() {
+    let mut m = Machine::new(2, Order::Share);
+    // A fifth of the machine, against eight that take everything.
+    m.add(1, Class::Interactive, 0, Program { workers: 2, task_us: 2000, rest_us: 8000 });
+    (2..=9).for_each(|id| m.add(id, Class::Normal, 0, busy(2, 1000)));
+    m.run(1000);
+    let alone = 200_000;
+    let got = m.run(5000);
+    assert!(got[&1] > RESERVE.min(alone) / 3, "{got:?}");
+    let waits = m.bank.views().find(|v| v.member.id == 1).unwrap();
+    assert!(waits.balance_ns > 0, "{waits:?}");
+    // One that wants everything gets the reserve and then a normal part.
+    let mut m = Machine::new(2, Order::Share);
+    m.add(1, Class::Interactive, 0, busy(2, 1000));
+    (2..=4).for_each(|id| m.add(id, Class::Normal, 0, busy(2, 1000)));
+    m.run(1000);
+    let got = m.run(5000);
+    assert!(got[&1] < RESERVE + (WHOLE - RESERVE) / 4 + 30_000, "{got:?}");
+    assert!(got[&2] > 150_000, "{got:?}");
+}
+
+#[test]
+fn suspended_gets_nothing_and_priority_starves_nobody() {
+    let mut m = Machine::new(2, Order::Share);
+    m.add(1, Class::Normal, 0, busy(2, 1000));
+    m.add(2, Class::Suspended, 0, busy(2, 1000));
+    m.run(100);
+    let got = m.run(1000);
+    assert_eq!(got[&2], 0);
+    m.bank.set(Member { id: 2, class: Class::Normal, nice: 0, active: true }, 0).unwrap();
+    m.run(1000);
+    assert!(near(m.run(2000)[&2], 500_000, 3));
+
+    let mut m = Machine::new(2, Order::Priority);
+    m.add(1, Class::Normal, -5, busy(2, 1000));
+    (2..=3).for_each(|id| m.add(id, Class::Normal, 0, busy(2, 1000)));
+    m.run(1000);
+    let got = m.run(5000);
+    assert!(got[&1] > 850_000, "{got:?}");
+    assert!(got[&2] > 0 && got[&3] > 0, "{got:?}");
+    // First come, first served is fair among equals.
+    let mut m = Machine::new(2, Order::Fifo);
+    (1..=3).for_each(|id| m.add(id, Class::Normal, 0, busy(2, 1000)));
+    m.run(1000);
+    let got = m.run(5000);
+    assert!(got.values().all(|g| near(*g, 333_333, 12)), "{got:?}");
+}
+
+#[test]
+fn one_long_piece_of_work_is_paid_back() {
+    let mut m = Machine::new(2, Order::Share);
+    m.add(1, Class::Normal, 0, busy(2, 400_000));
+    m.add(2, Class::Normal, 0, busy(2, 1000));
+    m.run(2000);
+    let got = m.run(20_000);
+    assert!(near(got[&1], 500_000, 4), "{got:?}");
+}
+
+proptest! {
+    /// Whatever is said, in any order: no overflow, and no more is given than was used and could have been.
+    #[test]
+    fn hands_out_no_more_than_there_is(
+        units in 1u32..64,
+        ops in proptest::collection::vec((0u64..6, 0u8..8, any::<u64>(), -30i32..30), 1..300),
+    ) {
+        let mut b = Bank::new(units, Order::Share);
+        let mut spent = BTreeMap::<u64, u64>::new();
+        let mut begun = BTreeMap::<u64, u64>::new();
+        for (id, what, n, nice) in ops {
+            let class = [Class::Normal, Class::Background, Class::Interactive, Class::Suspended, Class::Custom((n % 400_000) as u32)];
+            match what {
+                0..5 => {
+                    let had = b.allowance(id).is_some();
+                    let at = spent.get(&id).copied().unwrap_or(0);
+                    if b.set(Member { id, class: class[what as usize], nice, active: true }, at).is_ok() && !had {
+                        begun.insert(id, at);
+                    }
+                }
+                5 if n % 8 == 0 => { b.remove(id); begun.remove(&id); }
+                _ => {
+                    *spent.entry(id).or_default() += n % 50_000_000;
+                    let before: Vec<_> = b.views().collect();
+                    let spare = n % 5_000_000;
+                    b.tick(n % 20_000_000, spare, |id| spent.get(&id).map(|&spent_ns| Report { spent_ns, demand: n % (2 * WHOLE) }));
+                    let after: Vec<_> = b.views().collect();
+                    let used: u64 = after.iter().zip(&before).map(|(v, was)| v.spent_ns - was.spent_ns).sum();
+                    let given: u64 = after.iter().zip(&before).filter(|(v, _)| v.member.active).map(|(v, was)| {
+                        let owed = was.balance_ns - (v.spent_ns - was.spent_ns) as i64;
+                        // A debt beyond the limit is forgiven.
+                        v.balance_ns.saturating_sub(owed.max(-(MAX_DEBT_NS as i64) * i64::from(units))).max(0) as u64
+                    }).sum();
+                    // What was used, what could have been (now, and lately for those that wait), what was lost before,
+                    // and what somebody begins with.
+                    let most = used + spare + 2 * 5_000_000 + (4 + after.len() as u64) * SLACK_NS * u64::from(units);
+                    prop_assert!(given <= most, "{given} of {most}");
+                    for v in &after {
+                        prop_assert!(v.share <= WHOLE);
+                        prop_assert!(v.balance_ns <= (FLOAT_NS + SLACK_NS) as i64 * i64::from(units));
+                    }
+                }
+            }
+        }
+    }
+}
