@@ -1,6 +1,15 @@
-//! The accelerator service, as far as it stands: the agent that divides an NVIDIA GPU's time among processes.
+//! The accelerator service.
 //!
-//! There is no daemon to start yet. What is here runs on the fake of [`forebay_rm::fake`] (in tests and in `forebay-sim`)
-//! and has not met a GPU.
+//! - [`service`]: what it knows and decides: processes, classes, credit, pages. No sockets, no clock.
+//! - [`system`]: what it asks of the operating system.
+//! - [`server`]: the daemon: one loop around both.
+//! - [`daemon`]: the daemon as a program: arguments, signals, systemd.
+//! - [`agent`]: divides an NVIDIA GPU's time among processes by suspension. It runs on the fake of [`forebay_rm::fake`] (in
+//!   tests and in `forebay-sim`), has not met a GPU, and is not part of the daemon yet.
 
 pub mod agent;
+pub mod daemon;
+
+pub mod server;
+pub mod service;
+pub mod system;

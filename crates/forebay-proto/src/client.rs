@@ -1,0 +1,451 @@
+//! The program's side of the service.
+//!
+//! A [`Connection`] asks one question at a time. A [`Session`] is a program's presence at the service: it keeps a
+//! connection, notices when the service goes and when it comes back, and has [`Account`]s that are asked before work is
+//! begun. Without a service they say yes.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::thread::futex;
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::memory::Mapped;
+use crate::page::{ClientPage, DeviceLoad, GlobalPage, ProgramPage, ProgramWords, Standing};
+use crate::socket;
+use crate::wire::{self, CPU, MAX_REPLY, Malformed, Refusal, Reply, Request};
+
+/// Longest wait for an answer.
+pub const PATIENCE: Duration = Duration::from_secs(2);
+/// Longest sleep before a waiting program looks whether the service is still there.
+const LOOK: Duration = Duration::from_millis(20);
+/// Between two attempts to find a service that has gone.
+const RETRY: Duration = Duration::from_millis(200);
+
+/// Why the service could not be asked.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// There is none.
+    #[error("no service is running (tried {})", .0.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", "))]
+    Absent(Vec<PathBuf>),
+    /// The kernel's reason.
+    #[error("{what}: {why}")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// Why it failed.
+        why: rustix::io::Errno,
+    },
+    /// The service said something else than what was asked for.
+    #[error("the service's answer: {0}")]
+    Malformed(#[from] Malformed),
+    /// It answered something that does not belong to the question.
+    #[error("the service answered something else than what was asked")]
+    Confused,
+    /// It refused.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+}
+
+/// Results here.
+pub type Result<T> = std::result::Result<T, Error>;
+
+fn io(what: &'static str) -> impl Fn(rustix::io::Errno) -> Error {
+    move |why| Error::Io { what, why }
+}
+
+/// A connection to the service.
+pub struct Connection {
+    socket: OwnedFd,
+    /// The global page, the private one, the program's own, and the doorbell.
+    files: [OwnedFd; 4],
+    /// The service's version.
+    pub service: String,
+    /// Since when it has been running, as it said at the beginning.
+    pub up: Duration,
+}
+
+impl Connection {
+    /// Connects to the service of this machine or user.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn open(name: &str) -> Result<Self> {
+        let paths = crate::socket_paths();
+        for p in &paths {
+            match Self::open_at(p, name) {
+                Err(Error::Io { why: rustix::io::Errno::NOENT | rustix::io::Errno::CONNREFUSED, .. }) => {}
+                other => return other,
+            }
+        }
+        Err(Error::Absent(paths))
+    }
+
+    /// Connects to the service at this path.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn open_at(path: &Path, name: &str) -> Result<Self> {
+        let socket = socket::connect_to(path).map_err(io("connect to the service"))?;
+        let hello = Request::Hello { version: wire::VERSION, name: wire::short_name(name) };
+        let (reply, files) = ask(&socket, &hello)?;
+        let Reply::Welcome { service, up_ms } = reply else { return Err(Error::Confused) };
+        let files = files.try_into().map_err(|_| Error::Confused)?;
+        Ok(Connection { socket, files, service, up: Duration::from_millis(up_ms) })
+    }
+
+    /// Asks something; a refusal is an error.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn ask(&self, request: &Request) -> Result<Reply> {
+        ask(&self.socket, request).map(|(reply, _)| reply)
+    }
+
+    /// All processes that the service knows.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn processes(&self) -> Result<Vec<wire::Process>> {
+        let (mut all, mut after) = (Vec::new(), 0);
+        loop {
+            let Reply::Processes { processes, more } = self.ask(&Request::List { after })? else {
+                return Err(Error::Confused);
+            };
+            let last = processes.last().map(|p| p.pid);
+            all.extend(processes);
+            match last {
+                Some(pid) if more && pid > after => after = pid,
+                _ => return Ok(all),
+            }
+        }
+    }
+
+    /// The service's devices.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn devices(&self) -> Result<Vec<wire::Device>> {
+        match self.ask(&Request::Devices)? {
+            Reply::Devices(d) => Ok(d),
+            _ => Err(Error::Confused),
+        }
+    }
+
+    /// The load of all devices.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn global(&self) -> Result<Mapped<GlobalPage>> {
+        Mapped::open(self.files[0].as_fd(), false).map_err(io("map the global page"))
+    }
+
+    fn is_over(&self, patience: Option<Duration>, also: &OwnedFd) -> bool {
+        let mut fds = [PollFd::new(&self.socket, PollFlags::RDHUP), PollFd::new(also, PollFlags::IN)];
+        let timeout = patience.map(|d| Timespec { tv_sec: d.as_secs() as i64, tv_nsec: d.subsec_nanos().into() });
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) => !fds[0].revents().is_empty(),
+            Err(rustix::io::Errno::INTR) => false,
+            Err(_) => true,
+        }
+    }
+}
+
+fn ask(socket: &OwnedFd, request: &Request) -> Result<(Reply, Vec<OwnedFd>)> {
+    socket::send(socket.as_fd(), &wire::encode(request), &[], true).map_err(io("ask the service"))?;
+    let mut fds = [PollFd::new(socket, PollFlags::IN)];
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(0) => return Err(Error::Io { what: "wait for the service", why: rustix::io::Errno::TIMEDOUT }),
+            Ok(_) => break,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(why) => return Err(Error::Io { what: "wait for the service", why }),
+        }
+    }
+    let mut buffer = vec![0; MAX_REPLY];
+    let (n, files) = socket::receive(socket.as_fd(), &mut buffer, false).map_err(io("hear the service"))?;
+    if n == 0 {
+        return Err(Error::Io { what: "the service closed the connection", why: rustix::io::Errno::CONNRESET });
+    }
+    match wire::decode(buffer.get(..n).unwrap_or(&buffer), MAX_REPLY)? {
+        Reply::Refused(why) => Err(Error::Refused(why)),
+        reply => Ok((reply, files)),
+    }
+}
+
+/// A program's presence at the service.
+pub struct Session {
+    name: String,
+    state: Mutex<State>,
+    pages: Pages,
+    /// There is no service: everything is allowed.
+    free: AtomicBool,
+    /// Times that a service was found.
+    found: AtomicU64,
+    wake: OwnedFd,
+    stop: AtomicBool,
+    thread: Mutex<Option<std::thread::JoinHandle<()>>>,
+}
+
+struct State {
+    connection: Option<Arc<Connection>>,
+    /// Devices joined, by account.
+    joined: Vec<(String, bool)>,
+}
+
+struct Pages {
+    global: Mapped<GlobalPage>,
+    client: Mapped<ClientPage>,
+    program: Mapped<ProgramPage>,
+}
+
+impl Session {
+    /// Registers with the service.
+    ///
+    /// # Errors
+    /// [`Error::Absent`] when there is none; [`Error`].
+    pub fn open(name: &str) -> Result<Arc<Self>> {
+        let connection = Connection::open(name)?;
+        let [global, client, program, _] = &connection.files;
+        let pages = Pages {
+            global: Mapped::open(global.as_fd(), false).map_err(io("map the global page"))?,
+            client: Mapped::open(client.as_fd(), false).map_err(io("map the private page"))?,
+            program: Mapped::open(program.as_fd(), true).map_err(io("map the program's page"))?,
+        };
+        let session = Arc::new(Session {
+            name: name.to_owned(),
+            state: Mutex::new(State { connection: Some(Arc::new(connection)), joined: Vec::new() }),
+            pages,
+            free: AtomicBool::new(false),
+            found: AtomicU64::new(1),
+            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io("eventfd"))?,
+            stop: AtomicBool::new(false),
+            thread: Mutex::new(None),
+        });
+        let watched = Arc::downgrade(&session);
+        let thread = std::thread::Builder::new().name("forebay-service".into()).spawn(move || watch(&watched));
+        let thread = thread.map_err(|_| Error::Io { what: "start a thread", why: rustix::io::Errno::AGAIN })?;
+        *session.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+        Ok(session)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the service is there.
+    pub fn is_served(&self) -> bool {
+        !self.free.load(Ordering::Acquire)
+    }
+
+    /// How often a service was found; more than 1 when it was restarted.
+    pub fn found(&self) -> u64 {
+        self.found.load(Ordering::Relaxed)
+    }
+
+    /// Load of the device with this number.
+    pub fn load(&self, device: usize) -> Option<DeviceLoad> {
+        self.pages.global.device(device)
+    }
+
+    /// An account on a device.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn join(self: &Arc<Self>, device: &str) -> Result<Account> {
+        let mut state = self.state();
+        let connection = state.connection.clone().ok_or_else(|| Error::Absent(crate::socket_paths()))?;
+        let (number, metered) = join(&connection, device)?;
+        let number = usize::from(number);
+        if number != state.joined.len() || number >= crate::page::MAX_DEVICES {
+            return Err(Error::Confused);
+        }
+        state.joined.push((device.to_owned(), metered));
+        Ok(Account { session: self.clone(), number, metered, spent: AtomicU64::new(cpu_time_ns()) })
+    }
+
+    fn reconnect(&self) -> Result<()> {
+        let connection = Connection::open(&self.name)?;
+        let mut state = self.state();
+        for (at, (device, _)) in state.joined.iter().enumerate() {
+            if usize::from(join(&connection, device)?.0) != at {
+                return Err(Error::Confused);
+            }
+        }
+        // Others see the new pages in the place of the old ones. What the program says of itself goes along.
+        let [global, client, program, _] = &connection.files;
+        let next = Mapped::<ProgramPage>::open(program.as_fd(), true).map_err(io("map the program's page"))?;
+        for (old, new) in self.pages.program.accounts.iter().zip(&next.accounts) {
+            new.spent.store(old.spent.load(Ordering::Relaxed), Ordering::Relaxed);
+            new.tasks.store(old.tasks.load(Ordering::Relaxed), Ordering::Relaxed);
+            new.demand.store(old.demand.load(Ordering::Relaxed), Ordering::Relaxed);
+            new.busy.store(old.busy.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        self.pages.global.replace(global.as_fd(), false).map_err(io("map the global page"))?;
+        self.pages.client.replace(client.as_fd(), false).map_err(io("map the private page"))?;
+        self.pages.program.replace(program.as_fd(), true).map_err(io("map the program's page"))?;
+        state.connection = Some(Arc::new(connection));
+        self.found.fetch_add(1, Ordering::Relaxed);
+        self.free.store(false, Ordering::Release);
+        Ok(())
+    }
+}
+
+fn join(connection: &Connection, device: &str) -> Result<(u8, bool)> {
+    match connection.ask(&Request::Join { device: device.to_owned() })? {
+        Reply::Joined { account, metered } => Ok((account, metered)),
+        _ => Err(Error::Confused),
+    }
+}
+
+/// Notices the service's end, and its return.
+fn watch(session: &Weak<Session>) {
+    let end = |s: &Session| s.stop.load(Ordering::Acquire);
+    while let Some(s) = session.upgrade().filter(|s| !end(s)) {
+        let connection = s.state().connection.clone();
+        match connection {
+            Some(c) => {
+                // The session may go meanwhile; it is not kept by this thread, only looked at once in a while.
+                let Ok(wake) = rustix::io::fcntl_dupfd_cloexec(&s.wake, 0) else { return };
+                drop(s);
+                if c.is_over(None, &wake)
+                    && let Some(s) = session.upgrade()
+                {
+                    s.state().connection = None;
+                    s.free.store(true, Ordering::Release);
+                }
+            }
+            None if s.reconnect().is_err() => {
+                let Ok(wake) = rustix::io::fcntl_dupfd_cloexec(&s.wake, 0) else { return };
+                drop(s);
+                let timeout = Timespec { tv_sec: 0, tv_nsec: RETRY.subsec_nanos().into() };
+                let _ = poll(&mut [PollFd::new(&wake, PollFlags::IN)], Some(&timeout));
+            }
+            None => {}
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(t) = thread.filter(|t| t.thread().id() != std::thread::current().id()) {
+            let _ = t.join();
+        }
+    }
+}
+
+/// Time that this process has had of the CPU, ns.
+pub fn cpu_time_ns() -> u64 {
+    let t = clock_gettime(ClockId::ProcessCPUTime);
+    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+}
+
+/// Credit on one device.
+///
+/// Asking ([`Account::may`]) is a few loads and saying what was used one addition; a system call is made only to wait.
+pub struct Account {
+    session: Arc<Session>,
+    number: usize,
+    /// The kernel measures what is used; `spent` is what it said last. Otherwise the program's page has it.
+    metered: bool,
+    spent: AtomicU64,
+}
+
+impl Account {
+    fn mine(&self) -> &ProgramWords {
+        &self.session.pages.program.accounts[self.number]
+    }
+
+    /// Whether work may be begun now.
+    #[inline]
+    pub fn may(&self) -> bool {
+        let a = &self.session.pages.client.accounts[self.number];
+        let spent = if self.metered { &self.spent } else { &self.mine().spent };
+        (a.allowance.load(Ordering::Relaxed) > spent.load(Ordering::Relaxed) && a.hold.load(Ordering::Relaxed) == 0)
+            || self.session.free.load(Ordering::Relaxed)
+    }
+
+    /// So much of the device was used, in one piece of work.
+    #[inline]
+    pub fn took(&self, ns: u64) {
+        self.mine().spent.fetch_add(ns, Ordering::Relaxed);
+    }
+
+    /// Asks the kernel what was used, if it is the one who measures. A system call of about half a microsecond: for every
+    /// hundred microseconds of work or so.
+    pub fn look(&self) {
+        if self.metered {
+            self.spent.fetch_max(cpu_time_ns(), Ordering::Relaxed);
+        }
+    }
+
+    /// Sleeps until there may be credit, and no longer than a moment; whether work may be begun now.
+    pub fn wait(&self) -> bool {
+        let a = &self.session.pages.client.accounts[self.number];
+        let bell = a.bell.load(Ordering::Acquire);
+        if self.may() {
+            return true;
+        }
+        let timeout = Timespec { tv_sec: 0, tv_nsec: LOOK.subsec_nanos().into() };
+        // Interrupted, timed out, rung: all the same.
+        let _ = futex::wait(&a.bell, futex::Flags::empty(), bell, Some(&timeout));
+        self.look();
+        self.may()
+    }
+
+    /// How much of the device the program could use now, in millionths.
+    pub fn demands(&self, millionths: u32) {
+        let d = &self.mine().demand;
+        if d.load(Ordering::Relaxed) != millionths {
+            d.store(millionths, Ordering::Relaxed);
+        }
+    }
+
+    /// The program begins to work, or has nothing left to do. The service is told if it wants to know.
+    #[inline]
+    pub fn works(&self, busy: bool) {
+        let b = &self.mine().busy;
+        if (b.load(Ordering::Relaxed) != 0) != busy {
+            self.changes(busy);
+        }
+    }
+
+    #[cold]
+    fn changes(&self, busy: bool) {
+        self.mine().busy.store(busy.into(), Ordering::SeqCst);
+        if self.session.pages.client.accounts[self.number].precedence.load(Ordering::Relaxed) != 0 {
+            let connection = self.session.state().connection.clone();
+            if let Some(c) = connection {
+                let _ = rustix::io::write(&c.files[3], &1u64.to_ne_bytes());
+            }
+        }
+    }
+
+    /// How the program stands on the device.
+    pub fn standing(&self) -> Option<Standing> {
+        self.session.pages.client.accounts[self.number].standing()
+    }
+
+    /// The session.
+    pub fn session(&self) -> &Arc<Session> {
+        &self.session
+    }
+
+    /// The account of the CPU: what every process has.
+    ///
+    /// # Errors
+    /// As [`Session::join`].
+    pub fn cpu(session: &Arc<Session>) -> Result<Account> {
+        session.join(CPU)
+    }
+}

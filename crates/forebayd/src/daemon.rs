@@ -1,0 +1,109 @@
+//! The service as a program: arguments, signals, systemd.
+
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::path::PathBuf;
+
+use forebay_policy::credit::Order;
+
+use crate::server::{Error, Options, Server};
+
+/// Runs the accelerator service in the foreground
+#[derive(clap::Args, Clone, Debug)]
+#[command(after_help = "Examples:
+  sudo forebay service                 for everybody on this machine
+  forebay service --user               for your own programs, without privileges
+  forebay service --order priority     who has the lowest nice value comes first, instead of shares
+  forebay service --device opencl=1    a device whose use programs report themselves
+
+Programs find it by themselves, or where FOREBAY_SOCKET says. Under systemd it says when it is ready, takes its
+socket and answers the watchdog; see docs/scheduling.md.")]
+pub struct Arguments {
+    /// Serve this user's programs only, on a socket in the user's run-time folder
+    #[arg(long)]
+    user: bool,
+    /// The socket's path [default: FOREBAY_SOCKET, or /run/forebay/socket]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// Who comes first when there is not enough for all
+    #[arg(long, value_enum, default_value_t = OrderName::Share)]
+    order: OrderName,
+    /// A device whose use programs report: its name, and how many things it does at a time
+    #[arg(long = "device", value_name = "NAME=UNITS", value_parser = device)]
+    devices: Vec<(String, u32)>,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum OrderName {
+    /// Everybody at the rate of its share
+    Share,
+    /// The lowest nice value first
+    Priority,
+    /// Who waits longest first
+    Fifo,
+}
+
+fn device(text: &str) -> Result<(String, u32), String> {
+    let (name, units) = text.split_once('=').ok_or("say NAME=UNITS, as in opencl=1")?;
+    let units = units.parse().map_err(|_| format!("{units:?} is no number of units"))?;
+    if name.is_empty() || units == 0 {
+        return Err("the name is empty or the units are 0".into());
+    }
+    Ok((name.to_owned(), units))
+}
+
+impl Arguments {
+    fn options(&self) -> Result<Options, String> {
+        let named = std::env::var_os(forebay_proto::SOCKET_VARIABLE).filter(|v| !v.is_empty()).map(PathBuf::from);
+        let socket = match (&self.socket, self.user) {
+            (Some(path), _) => path.clone(),
+            (None, true) => forebay_proto::user_socket().ok_or("XDG_RUNTIME_DIR is not set: say --socket PATH")?,
+            (None, false) => named.unwrap_or_else(|| forebay_proto::SYSTEM_SOCKET.into()),
+        };
+        let order = match self.order {
+            OrderName::Share => Order::Share,
+            OrderName::Priority => Order::Priority,
+            OrderName::Fifo => Order::Fifo,
+        };
+        let state = Some(socket.with_extension("state"));
+        Ok(Options { socket, state, order, devices: self.devices.clone() })
+    }
+}
+
+/// The socket that systemd made for us, if it did.
+fn activated() -> Option<OwnedFd> {
+    let mut fds = sd_notify::listen_fds().ok()?;
+    // SAFETY: systemd passes descriptors from this number on to this process, which has not used them before.
+    fds.next().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Serves until SIGTERM or SIGINT.
+///
+/// # Errors
+/// Why it could not.
+pub fn run(arguments: &Arguments) -> Result<(), String> {
+    let options = arguments.options()?;
+    let text = |e: Error| e.to_string();
+    let (stop, signalled) = std::os::unix::net::UnixStream::pair().map_err(|e| format!("a pair of sockets: {e}"))?;
+    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+        let end = signalled.try_clone().map_err(|e| format!("a socket: {e}"))?;
+        signal_hook::low_level::pipe::register(signal, end).map_err(|e| format!("signal {signal}: {e}"))?;
+    }
+    let path = options.socket.clone();
+    let mut server = match activated() {
+        Some(listener) => Server::activated(options, listener).map_err(text)?,
+        None => Server::new(options).map_err(text)?,
+    };
+    let stop = OwnedFd::from(stop);
+    let alive = |first: bool| {
+        // Without systemd nobody hears it.
+        let _ = if first {
+            eprintln!("forebayd: serving on {}", path.display());
+            sd_notify::notify(false, &[sd_notify::NotifyState::Ready])
+        } else {
+            sd_notify::notify(false, &[sd_notify::NotifyState::Watchdog])
+        };
+    };
+    let result = server.run(&stop, alive).map_err(text);
+    let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Stopping]);
+    result
+}

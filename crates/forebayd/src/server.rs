@@ -1,0 +1,446 @@
+//! The daemon: one loop over the socket, the connections, the ends of processes and time.
+
+use std::collections::{BTreeMap, HashMap};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use forebay_policy::credit::{Order, TICK_NS};
+use forebay_proto::socket;
+use forebay_proto::wire::{self, MAX_REQUEST, Refusal, Reply};
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use rustix::fs::{FlockOperation, Mode};
+use rustix::io::Errno;
+use rustix::net::{SocketAddrUnix, SocketFlags, accept_with, bind, listen};
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::service::{Answer, Peer, REFRESH_NS, Service, SessionId};
+use crate::system::{System, idle_ns, is_privileged};
+
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 128;
+/// Messages of one connection that are answered before others have their turn.
+const BURST: usize = 16;
+/// Messages that a connection may send in a second; one that sends more is closed.
+const MAX_RATE: u64 = 2000;
+/// A connection that has not said hello for so long is closed.
+const HELLO_NS: u64 = 2_000_000_000;
+/// Ticks between two looks at the machine's idle time: it has a resolution of two ticks, and is no cheap question.
+const IDLE_EVERY: u64 = 4;
+/// Lines that may be written in a second: what others send must not fill the log.
+const MAX_LINES: u32 = 20;
+/// Least time between two writings of the state.
+const SAVE_NS: u64 = 200_000_000;
+
+/// How to run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The socket's path; its folder is made.
+    pub socket: PathBuf,
+    /// Where classes are kept for the next start.
+    pub state: Option<PathBuf>,
+    /// Whose turn it is on a device when there is not enough for all.
+    pub order: Order,
+    /// Further devices whose use programs report: name and how much each does at a time.
+    pub devices: Vec<(String, u32)>,
+}
+
+/// Why the service does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Another one is there.
+    #[error("a service is running already on {}", .0.display())]
+    Running(PathBuf),
+    /// The system's reason.
+    #[error("{what}: {why}")]
+    Io {
+        /// What was tried.
+        what: String,
+        /// Why it failed.
+        why: std::io::Error,
+    },
+}
+
+fn io<E: Into<std::io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> Error {
+    move |why| Error::Io { what: what.into(), why: why.into() }
+}
+
+enum Waits {
+    Listener,
+    Stop,
+    Session(SessionId),
+    Doorbell(SessionId),
+    Process(u32),
+}
+
+struct Line {
+    socket: OwnedFd,
+    doorbell: OwnedFd,
+    tokens: [u64; 2],
+    /// Second in which messages are counted, and how many there were.
+    rate: (u64, u64),
+    /// Who it is, for the log.
+    who: String,
+}
+
+/// The daemon.
+pub struct Server {
+    options: Options,
+    service: Service<System>,
+    epoll: OwnedFd,
+    waits: HashMap<u64, Waits>,
+    next: u64,
+    listener: OwnedFd,
+    lines: BTreeMap<SessionId, Line>,
+    processes: HashMap<u32, (u64, OwnedFd)>,
+    idle: u64,
+    spare_ns: u64,
+    ticks: u64,
+    saved_ns: u64,
+    log: (u64, u32),
+    /// Held while the socket is ours.
+    lock: Option<OwnedFd>,
+}
+
+/// The monotonic clock, ns.
+fn now_ns() -> u64 {
+    let t = clock_gettime(ClockId::Monotonic);
+    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+}
+
+/// A listening socket at `path`, which everybody may connect to.
+fn listen_at(path: &Path) -> Result<(OwnedFd, OwnedFd), Error> {
+    let show = path.display();
+    if let Some(dir) = path.parent() {
+        std::fs::create_dir_all(dir).map_err(io(format!("make {}", dir.display())))?;
+    }
+    // The lock, not the socket, says whether somebody is there: it goes with its holder, however that ends.
+    let lock = path.with_extension("lock");
+    let open = || {
+        rustix::fs::open(
+            &lock,
+            rustix::fs::OFlags::CREATE | rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC,
+            Mode::RUSR | Mode::WUSR,
+        )
+    };
+    let lock = open().map_err(io(format!("open {}", lock.display())))?;
+    match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => return Err(Error::Running(path.to_owned())),
+        other => other.map_err(io(format!("lock {show}")))?,
+    }
+    let _ = std::fs::remove_file(path);
+    let s = socket::new(SocketFlags::NONBLOCK).map_err(io("make a socket"))?;
+    let address = SocketAddrUnix::new(path).map_err(io(format!("the path {show}")))?;
+    bind(&s, &address).map_err(io(format!("bind {show}")))?;
+    rustix::fs::chmod(path, Mode::from_raw_mode(0o666)).map_err(io(format!("open {show} to everybody")))?;
+    listen(&s, BACKLOG).map_err(io(format!("listen on {show}")))?;
+    Ok((s, lock))
+}
+
+impl Server {
+    /// Opens the socket and takes over what an earlier service saved.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn new(options: Options) -> Result<Self, Error> {
+        let (listener, lock) = listen_at(&options.socket)?;
+        Self::with_listener(options, listener, Some(lock))
+    }
+
+    /// Serves on a socket that somebody else made and listens on.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn activated(options: Options, listener: OwnedFd) -> Result<Self, Error> {
+        rustix::io::ioctl_fionbio(&listener, true).map_err(io("the socket that was handed over"))?;
+        Self::with_listener(options, listener, None)
+    }
+
+    fn with_listener(options: Options, listener: OwnedFd, lock: Option<OwnedFd>) -> Result<Self, Error> {
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
+        let mut service =
+            Service::new(System::default(), cores, options.order, now_ns()).map_err(io("make the global page"))?;
+        for (name, units) in &options.devices {
+            if service.add_device(name, *units, options.order).is_none() {
+                let why = std::io::Error::other("there are too many, or one of that name");
+                return Err(Error::Io { what: format!("add the device {name}"), why });
+            }
+        }
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io("epoll"))?;
+        let mut server = Server {
+            service,
+            epoll,
+            waits: HashMap::new(),
+            next: 0,
+            listener,
+            lines: BTreeMap::new(),
+            processes: HashMap::new(),
+            idle: idle_ns().unwrap_or(0),
+            spare_ns: 0,
+            ticks: 0,
+            saved_ns: 0,
+            log: (0, 0),
+            options,
+            lock,
+        };
+        let token = server.token(Waits::Listener);
+        server.add_listener(token)?;
+        if let Some(path) = server.options.state.clone() {
+            match std::fs::read(&path).map(|b| serde_json::from_slice(&b)) {
+                Ok(Ok(saved)) => server.service.restore(saved),
+                Ok(Err(e)) => server.say(format!("{} is damaged and not used: {e}", path.display())),
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+                Err(e) => server.say(format!("{} cannot be read: {e}", path.display())),
+            }
+            server.service.dirty = false;
+            server.watch_new();
+        }
+        Ok(server)
+    }
+
+    fn token(&mut self, w: Waits) -> u64 {
+        self.next += 1;
+        self.waits.insert(self.next, w);
+        self.next
+    }
+
+    fn add_listener(&self, token: u64) -> Result<(), Error> {
+        let data = epoll::EventData::new_u64(token);
+        epoll::add(&self.epoll, &self.listener, data, epoll::EventFlags::IN).map_err(io("watch the socket"))
+    }
+
+    fn add(&self, fd: impl AsFd, token: u64) -> rustix::io::Result<()> {
+        epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token), epoll::EventFlags::IN)
+    }
+
+    /// A line for whoever looks after the machine.
+    fn say(&mut self, line: String) {
+        let second = now_ns() / 1_000_000_000;
+        if self.log.0 != second {
+            if self.log.1 > MAX_LINES {
+                eprintln!("forebayd: and {} more lines", self.log.1 - MAX_LINES);
+            }
+            self.log = (second, 0);
+        }
+        self.log.1 += 1;
+        if self.log.1 <= MAX_LINES {
+            eprintln!("forebayd: {line}");
+        }
+    }
+
+    /// Serves until `stop` can be read. `ready` is called when programs can connect, and then once in a while.
+    ///
+    /// # Errors
+    /// The system's, when it refuses to wait.
+    pub fn run(&mut self, stop: &OwnedFd, mut alive: impl FnMut(bool)) -> Result<(), Error> {
+        let token = self.token(Waits::Stop);
+        self.add(stop, token).map_err(io("watch for the end"))?;
+        alive(true);
+        let mut said = Instant::now();
+        let mut due = now_ns();
+        loop {
+            let mut space = [MaybeUninit::uninit(); 64];
+            let left = due.saturating_sub(now_ns());
+            let timeout = Timespec { tv_sec: 0, tv_nsec: (left.min(999_999_999)) as i64 };
+            let events: Vec<(u64, epoll::EventFlags)> = match epoll::wait(&self.epoll, &mut space, Some(&timeout)) {
+                Ok((events, _)) => events.iter().map(|e| (e.data.u64(), e.flags)).collect(),
+                Err(Errno::INTR) => Vec::new(),
+                Err(e) => return Err(io("wait")(e)),
+            };
+            for (token, flags) in events {
+                match self.waits.get(&token) {
+                    Some(Waits::Stop) => {
+                        self.save();
+                        return Ok(());
+                    }
+                    Some(Waits::Listener) => self.accept(),
+                    Some(&Waits::Session(id)) => self.hear(id, flags),
+                    Some(&Waits::Doorbell(id)) => {
+                        let mut count = [0; 8];
+                        if let Some(l) = self.lines.get(&id) {
+                            let _ = rustix::io::read(&l.doorbell, &mut count);
+                        }
+                        self.service.doorbell(id);
+                    }
+                    Some(&Waits::Process(pid)) => self.exited(pid),
+                    // Closed by an earlier event of this round.
+                    None => {}
+                }
+            }
+            self.watch_new();
+            let now = now_ns();
+            if now >= due {
+                self.tick(now);
+                let step = if self.service.is_active() { TICK_NS } else { REFRESH_NS };
+                due = (due + step).max(now + step / 2);
+                if said.elapsed().as_secs() >= 1 {
+                    said = Instant::now();
+                    alive(false);
+                }
+            }
+        }
+    }
+
+    fn tick(&mut self, now: u64) {
+        if self.ticks.is_multiple_of(IDLE_EVERY) {
+            let idle = idle_ns().unwrap_or(self.idle);
+            self.spare_ns = idle.saturating_sub(self.idle) / IDLE_EVERY;
+            self.idle = idle;
+        }
+        self.ticks += 1;
+        self.service.tick(now, self.spare_ns);
+        if self.ticks.is_multiple_of(64) {
+            for id in self.service.silent(HELLO_NS) {
+                self.close(id, "said nothing");
+            }
+        }
+        if self.service.dirty && now.saturating_sub(self.saved_ns) > SAVE_NS {
+            self.saved_ns = now;
+            self.save();
+        }
+    }
+
+    fn save(&mut self) {
+        self.service.dirty = false;
+        let Some(path) = self.options.state.clone() else { return };
+        let write = || -> std::io::Result<()> {
+            let next = path.with_extension("next");
+            std::fs::write(&next, serde_json::to_vec(&self.service.save())?)?;
+            std::fs::rename(&next, &path)
+        };
+        if let Err(e) = write() {
+            self.say(format!("{} cannot be written: {e}", path.display()));
+        }
+    }
+
+    fn accept(&mut self) {
+        for _ in 0..BURST {
+            let socket = match accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(s) => s,
+                Err(Errno::AGAIN) => return,
+                Err(e) => {
+                    self.say(format!("a connection could not be accepted: {e}"));
+                    return;
+                }
+            };
+            if let Err(why) = self.begin(socket) {
+                self.say(format!("a connection was refused: {why}"));
+            }
+        }
+    }
+
+    fn begin(&mut self, socket: OwnedFd) -> Result<(), String> {
+        let text = |e: Errno| e.to_string();
+        let (pid, uid) = socket::peer(&socket).map_err(text)?;
+        let peer = Peer { pid, uid, privileged: is_privileged(pid, uid) };
+        let id = self.next + 1;
+        if let Err(why) = self.service.connect(id, peer) {
+            let refusal = Reply::Refused(Refusal::Limit { what: why.clone(), limit: 0 });
+            let _ = socket::send(socket.as_fd(), &wire::encode(&refusal), &[], false);
+            return Err(why);
+        }
+        let made = (|| {
+            let doorbell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(text)?;
+            let tokens = [self.token(Waits::Session(id)), self.token(Waits::Doorbell(id))];
+            self.add(&socket, tokens[0]).and_then(|()| self.add(&doorbell, tokens[1])).map_err(|e| {
+                tokens.iter().for_each(|t| drop(self.waits.remove(t)));
+                e.to_string()
+            })?;
+            let who = format!("process {pid} of user {uid}");
+            self.lines.insert(id, Line { socket, doorbell, tokens, rate: (0, 0), who });
+            Ok(())
+        })();
+        if made.is_err() {
+            self.service.disconnect(id);
+        }
+        made
+    }
+
+    fn close(&mut self, id: SessionId, why: &str) {
+        self.service.disconnect(id);
+        if let Some(l) = self.lines.remove(&id) {
+            l.tokens.iter().for_each(|t| drop(self.waits.remove(t)));
+            if !why.is_empty() {
+                self.say(format!("{} was disconnected: {why}", l.who));
+            }
+        }
+    }
+
+    fn hear(&mut self, id: SessionId, flags: epoll::EventFlags) {
+        let mut buffer = [0; MAX_REQUEST + 1];
+        for _ in 0..BURST {
+            let Some(l) = self.lines.get_mut(&id) else { return };
+            // Files that come along are closed at once: nobody was asked for any.
+            let n = match socket::receive(l.socket.as_fd(), &mut buffer, false) {
+                Ok((0, _)) => return self.close(id, ""),
+                Ok((n, _files)) => n,
+                Err(Errno::AGAIN | Errno::INTR) => break,
+                Err(_) => return self.close(id, ""),
+            };
+            let second = now_ns() / 1_000_000_000;
+            if l.rate.0 != second {
+                l.rate = (second, 0);
+            }
+            l.rate.1 += 1;
+            if l.rate.1 > MAX_RATE {
+                return self.close(id, "more messages than a program needs");
+            }
+            // What is longer than the buffer is longer than a message.
+            let answer = self.service.message(id, &buffer[..n.min(buffer.len())]);
+            let Some(l) = self.lines.get(&id) else { return };
+            let sent = match &answer {
+                Answer::Close(why) => return self.close(id, why),
+                Answer::Reply(r) => socket::send(l.socket.as_fd(), &wire::encode(r), &[], false),
+                Answer::Welcome(r) => match self.service.files(id) {
+                    Some([a, b, c]) => {
+                        socket::send(l.socket.as_fd(), &wire::encode(r), &[a, b, c, l.doorbell.as_fd()], false)
+                    }
+                    None => Err(Errno::INVAL),
+                },
+            };
+            match sent {
+                Ok(()) => {}
+                Err(Errno::PIPE | Errno::CONNRESET) => return self.close(id, ""),
+                Err(_) => return self.close(id, "it does not take its answers"),
+            }
+        }
+        if flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR) {
+            self.close(id, "");
+        }
+    }
+
+    /// Watches the processes that have become known.
+    fn watch_new(&mut self) {
+        for (pid, fd) in std::mem::take(&mut self.service.world().watched) {
+            // One that cannot be watched has gone.
+            let Some(fd) = fd else {
+                self.exited(pid);
+                continue;
+            };
+            let token = self.token(Waits::Process(pid));
+            if self.add(&fd, token).is_err() {
+                self.waits.remove(&token);
+                self.exited(pid);
+            } else if let Some((old, _)) = self.processes.insert(pid, (token, fd)) {
+                self.waits.remove(&old);
+            }
+        }
+    }
+
+    fn exited(&mut self, pid: u32) {
+        if let Some((token, _)) = self.processes.remove(&pid) {
+            self.waits.remove(&token);
+        }
+        self.service.exited(pid);
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // A socket that was handed over is not ours to remove.
+        if self.lock.is_some() {
+            let _ = std::fs::remove_file(&self.options.socket);
+        }
+    }
+}

@@ -1,0 +1,670 @@
+//! What the service knows and decides, without sockets, clocks or processes: those are the [`World`]'s. The daemon
+//! (`server`) and the simulation drive the same code.
+//!
+//! Rules:
+//! 1. A process is known from the first time that it connects or is named until it ends. It keeps its class and nice value
+//!    as long, across connections and a restart of the service.
+//! 2. A process that comes from one that was given a class begins with that class.
+//! 3. The service's user, root and the group `forebay` may set anything. Others may set their own processes only, and no
+//!    higher than the ceiling: `normal` and the process's own nice value, unless somebody who may has set it higher.
+//! 4. At every [`Service::tick`] the banks hand out credit, and pages are written; a waiting process is woken when its
+//!    allowance grows.
+//! 5. While an `interactive` process has work and credit, others begin nothing; one that has work but uses nothing for
+//!    [`STUCK_TICKS`] does not count.
+//! 6. Whatever a program writes to its own page, and whatever it sends, has an effect on nothing but itself, within limits.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+
+use forebay_policy::credit::{Bank, Order, Report};
+use forebay_policy::share::{self, Member, Refusal as Denied, WHOLE};
+use forebay_proto::memory::Made;
+use forebay_proto::page::{AccountWords, ClientPage, DeviceLoad, GlobalPage, MAX_DEVICES, ProgramPage, Standing};
+use forebay_proto::wire::{self, CPU, Class, Level, MAX_LISTED, MAX_REQUEST, Refusal, Reply, Request, Source};
+
+/// Most connections.
+pub const MAX_SESSIONS: usize = 1024;
+/// Most connections of one user, unless it is one that may set anything.
+pub const MAX_SESSIONS_PER_USER: usize = 128;
+/// Most processes that have a class.
+pub const MAX_PROCESSES: usize = 4096;
+/// Ticks without use after which an interactive process that says it works is not believed.
+pub const STUCK_TICKS: u32 = 4;
+/// Pages are refreshed when they are older than this.
+pub const REFRESH_NS: u64 = 20_000_000;
+/// Parents of a process that are asked for a class.
+const MAX_ANCESTORS: usize = 16;
+
+/// A process, as the operating system describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Described {
+    /// Its user.
+    pub uid: u32,
+    /// Its name.
+    pub name: String,
+    /// When it began; a process with the same number and another beginning is another one.
+    pub began: u64,
+    /// Its parent.
+    pub parent: u32,
+    /// Its nice value.
+    pub nice: i32,
+}
+
+/// What the service asks of the system.
+pub trait World {
+    /// A process; none when it is not there.
+    fn describe(&mut self, pid: u32) -> Option<Described>;
+    /// Time that a process has had of the CPU, ns.
+    fn cpu_time_ns(&mut self, pid: u32) -> Option<u64>;
+    /// Wakes whoever sleeps on a word of a page.
+    fn wake(&mut self, page: &AccountWords);
+    /// From now on [`Service::exited`] is to be called when the process ends.
+    fn watch(&mut self, pid: u32);
+}
+
+/// Number of a connection.
+pub type SessionId = u64;
+
+/// Who is at the other end of a connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Peer {
+    /// The process that connected.
+    pub pid: u32,
+    /// Its user.
+    pub uid: u32,
+    /// Whether it may set anything.
+    pub privileged: bool,
+}
+
+/// What becomes of a message.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// This goes back.
+    Reply(Reply),
+    /// This goes back, with the session's files.
+    Welcome(Reply),
+    /// The connection ends, for this reason.
+    Close(String),
+}
+
+struct Session {
+    peer: Peer,
+    greeted: bool,
+    since_ns: u64,
+    client: Made<ClientPage>,
+    program: Made<ProgramPage>,
+    /// Device of each account.
+    accounts: Vec<Option<usize>>,
+}
+
+struct Process {
+    about: Described,
+    class: Class,
+    nice: i8,
+    /// The highest class and the lowest nice value that its user may set.
+    ceiling: (Class, i8),
+    /// Ticks for which it says that it works and uses nothing.
+    stuck: u32,
+}
+
+struct Device {
+    about: wire::Device,
+    metered: bool,
+    bank: Bank,
+    tasks: (u64, u64),
+}
+
+/// The service.
+pub struct Service<W> {
+    world: W,
+    global: Made<GlobalPage>,
+    devices: Vec<Device>,
+    processes: BTreeMap<u32, Process>,
+    sessions: BTreeMap<SessionId, Session>,
+    began_ns: u64,
+    now_ns: u64,
+    refreshed_ns: u64,
+    /// The classes of processes have changed since they were saved.
+    pub dirty: bool,
+}
+
+/// A process's class, for a restart of the service.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Saved {
+    pid: u32,
+    began: u64,
+    class: Class,
+    nice: i8,
+    ceiling: (Class, i8),
+}
+
+fn policy(class: Class) -> share::Class {
+    match class {
+        Class::Interactive => share::Class::Interactive,
+        Class::Custom(s) => share::Class::Custom(s),
+        Class::Normal => share::Class::Normal,
+        Class::Background => share::Class::Background,
+        Class::Suspended => share::Class::Suspended,
+    }
+}
+
+/// How much a class takes from others.
+fn rank(class: Class) -> u8 {
+    match class {
+        Class::Suspended => 0,
+        Class::Background => 1,
+        Class::Normal => 2,
+        Class::Custom(_) | Class::Interactive => 3,
+    }
+}
+
+impl<W: World> Service<W> {
+    /// A service with the CPU of so many cores.
+    ///
+    /// # Errors
+    /// The kernel's, for the global page.
+    pub fn new(world: W, cores: u32, order: Order, now_ns: u64) -> rustix::io::Result<Self> {
+        let cpu = wire::Device { name: CPU.into(), index: 0, units: cores, level: Level::Credit };
+        Ok(Service {
+            world,
+            global: Made::new("forebay-global", false)?,
+            devices: vec![Device { about: cpu, metered: true, bank: Bank::new(cores, order), tasks: (0, 0) }],
+            processes: BTreeMap::new(),
+            sessions: BTreeMap::new(),
+            began_ns: now_ns,
+            now_ns,
+            refreshed_ns: 0,
+            dirty: false,
+        })
+    }
+
+    /// Adds a device whose use programs report themselves; its number, or none when there are too many.
+    pub fn add_device(&mut self, name: &str, units: u32, order: Order) -> Option<usize> {
+        let index = self.devices.len();
+        if index >= MAX_DEVICES || self.devices.iter().any(|d| d.about.name == name) {
+            return None;
+        }
+        let about = wire::Device { name: wire::short_name(name), index: index as u8, units, level: Level::Credit };
+        self.devices.push(Device { about, metered: false, bank: Bank::new(units, order), tasks: (0, 0) });
+        Some(index)
+    }
+
+    /// The world.
+    pub fn world(&mut self) -> &mut W {
+        &mut self.world
+    }
+
+    /// Files of the pages of a session, for its welcome.
+    pub fn files(&self, id: SessionId) -> Option<[std::os::fd::BorrowedFd<'_>; 3]> {
+        let s = self.sessions.get(&id)?;
+        Some([self.global.file(), s.client.file(), s.program.file()])
+    }
+
+    /// Whether anything changes fast enough to tick every [`forebay_policy::credit::TICK_NS`].
+    pub fn is_active(&self) -> bool {
+        self.devices.iter().any(|d| d.bank.is_active())
+    }
+
+    /// The members of a device, for tests and simulation.
+    pub fn bank(&self, device: usize) -> Option<&Bank> {
+        self.devices.get(device).map(|d| &d.bank)
+    }
+
+    /// The pages of a session, for tests and simulation.
+    pub fn pages(&self, id: SessionId) -> Option<(&ClientPage, &ProgramPage)> {
+        self.sessions.get(&id).map(|s| (&*s.client, &*s.program))
+    }
+
+    /// Somebody connects.
+    ///
+    /// # Errors
+    /// Why not; nothing is kept of it then.
+    pub fn connect(&mut self, id: SessionId, peer: Peer) -> Result<(), String> {
+        if self.sessions.len() >= MAX_SESSIONS {
+            return Err(format!("{MAX_SESSIONS} connections are open"));
+        }
+        let same = self.sessions.values().filter(|s| s.peer.uid == peer.uid).count();
+        if !peer.privileged && same >= MAX_SESSIONS_PER_USER {
+            return Err(format!("user {} has {MAX_SESSIONS_PER_USER} connections", peer.uid));
+        }
+        let page = |e: rustix::io::Errno| format!("a page: {e}");
+        let client = Made::new("forebay-client", false).map_err(page)?;
+        let program = Made::new("forebay-program", true).map_err(page)?;
+        let since_ns = self.now_ns;
+        self.sessions.insert(id, Session { peer, greeted: false, since_ns, client, program, accounts: Vec::new() });
+        Ok(())
+    }
+
+    /// A connection has ended, or is to be ended.
+    pub fn disconnect(&mut self, id: SessionId) {
+        let Some(s) = self.sessions.remove(&id) else { return };
+        for device in s.accounts.into_iter().flatten() {
+            self.leave(s.peer.pid, device);
+        }
+    }
+
+    /// Sessions that have not said hello for so long.
+    pub fn silent(&self, longer_than_ns: u64) -> Vec<SessionId> {
+        let late = |s: &Session| !s.greeted && self.now_ns.saturating_sub(s.since_ns) > longer_than_ns;
+        self.sessions.iter().filter(|(_, s)| late(s)).map(|(id, _)| *id).collect()
+    }
+
+    /// A process has ended.
+    pub fn exited(&mut self, pid: u32) {
+        self.dirty |= self.processes.remove(&pid).is_some();
+        for d in &mut self.devices {
+            d.bank.remove(pid.into());
+        }
+        // What is left of its connections is found closed; they must not count for whoever has its number next.
+        for s in self.sessions.values_mut().filter(|s| s.peer.pid == pid) {
+            s.accounts.iter_mut().for_each(|a| *a = None);
+        }
+    }
+
+    /// A message has come.
+    pub fn message(&mut self, id: SessionId, bytes: &[u8]) -> Answer {
+        let Some(s) = self.sessions.get_mut(&id) else { return Answer::Close("no such session".into()) };
+        let peer = s.peer;
+        let request = match wire::decode::<Request>(bytes, MAX_REQUEST) {
+            Ok(r) => r,
+            Err(e) => return Answer::Close(e.to_string()),
+        };
+        match request {
+            Request::Hello { version, .. } if version != wire::VERSION => {
+                Answer::Close(format!("protocol version {version} instead of {}", wire::VERSION))
+            }
+            Request::Hello { .. } if s.greeted => Answer::Close("a second hello".into()),
+            Request::Hello { name, .. } => {
+                s.greeted = true;
+                let up_ms = self.now_ns.saturating_sub(self.began_ns) / 1_000_000;
+                match self.known(peer.pid) {
+                    Ok(p) if p.about.uid == peer.uid || peer.privileged => {
+                        if !name.is_empty() {
+                            p.about.name = wire::short_name(&name);
+                        }
+                        Answer::Welcome(Reply::Welcome { service: env!("CARGO_PKG_VERSION").into(), up_ms })
+                    }
+                    // Between connecting and now the process has become another user's.
+                    Ok(_) => Answer::Close("the process is another user's".into()),
+                    Err(e) => Answer::Close(e.to_string()),
+                }
+            }
+            _ if !s.greeted => Answer::Close("no hello".into()),
+            Request::Join { device } => self.join(id, peer.pid, &device).into(),
+            Request::Leave { account } => {
+                let device = s.accounts.get_mut(usize::from(account)).and_then(Option::take);
+                match device {
+                    Some(device) => {
+                        self.leave(peer.pid, device);
+                        Answer::Reply(Reply::Done)
+                    }
+                    None => Answer::Reply(Reply::Refused(Refusal::Invalid(format!("there is no account {account}")))),
+                }
+            }
+            Request::Set { pid, class, nice } => self.set(peer, pid, class, nice).into(),
+            Request::List { after } => Answer::Reply(self.list(after)),
+            Request::Devices => Answer::Reply(Reply::Devices(self.devices.iter().map(|d| d.about.clone()).collect())),
+        }
+    }
+
+    /// The process, known from now on (rules 1 and 2).
+    fn known(&mut self, pid: u32) -> Result<&mut Process, Refusal> {
+        let about = self.world.describe(pid).ok_or(Refusal::NoProcess(pid))?;
+        if self.processes.get(&pid).is_some_and(|p| p.about.began != about.began) {
+            // Its end has not been heard of yet.
+            self.exited(pid);
+        }
+        if !self.processes.contains_key(&pid) {
+            if self.processes.len() >= MAX_PROCESSES {
+                return Err(Refusal::Limit { what: "processes".into(), limit: MAX_PROCESSES as u64 });
+            }
+            let (class, nice, ceiling) = self.inherited(&about);
+            let p = Process { about, class, nice, ceiling, stuck: 0 };
+            self.processes.insert(pid, p);
+            self.world.watch(pid);
+            self.dirty = true;
+        }
+        self.processes.get_mut(&pid).ok_or(Refusal::NoProcess(pid))
+    }
+
+    fn inherited(&mut self, about: &Described) -> (Class, i8, (Class, i8)) {
+        let mut parent = about.parent;
+        for _ in 0..MAX_ANCESTORS {
+            if let Some(p) = self.processes.get(&parent).filter(|p| p.about.uid == about.uid) {
+                // An absolute share is one process's own; what comes from it is not admitted for itself.
+                let class = if let Class::Custom(_) = p.class { Class::Normal } else { p.class };
+                return (class, p.nice, p.ceiling);
+            }
+            match self.world.describe(parent) {
+                Some(d) if parent > 1 && d.parent != parent => parent = d.parent,
+                _ => break,
+            }
+        }
+        let nice = about.nice.clamp(-20, 19) as i8;
+        (Class::Normal, nice, (Class::Normal, nice))
+    }
+
+    fn join(&mut self, id: SessionId, pid: u32, name: &str) -> Result<Reply, Refusal> {
+        let device = self.devices.iter().position(|d| d.about.name == name);
+        let device = device.ok_or_else(|| Refusal::NoDevice(wire::short_name(name)))?;
+        let spent = self.world.cpu_time_ns(pid);
+        let p = self.processes.get(&pid).ok_or(Refusal::NoProcess(pid))?;
+        let s = self.sessions.get_mut(&id).ok_or(Refusal::NoProcess(pid))?;
+        let account = match s.accounts.iter().position(Option::is_none) {
+            Some(free) => free,
+            None if s.accounts.len() < MAX_DEVICES => {
+                s.accounts.push(None);
+                s.accounts.len() - 1
+            }
+            None => return Err(Refusal::Limit { what: "accounts".into(), limit: MAX_DEVICES as u64 }),
+        };
+        let d = &mut self.devices[device];
+        if d.metered && spent.is_none() {
+            return Err(Refusal::NoProcess(pid));
+        }
+        let member = Member { id: pid.into(), class: policy(p.class), nice: p.nice.into(), active: true };
+        d.bank.set(member, if d.metered { spent.unwrap_or(0) } else { 0 }).map_err(|e| refusal(&d.about.name, e))?;
+        s.accounts[account] = Some(device);
+        let words = &s.client.accounts[account];
+        words.precedence.store((p.class == Class::Interactive).into(), Ordering::Relaxed);
+        publish(words, d.bank.allowance(pid.into()).unwrap_or(0), None);
+        let metered = d.metered;
+        self.refreshed_ns = 0;
+        Ok(Reply::Joined { account: account as u8, metered })
+    }
+
+    fn leave(&mut self, pid: u32, device: usize) {
+        let still = self.sessions.values().any(|s| s.peer.pid == pid && s.accounts.contains(&Some(device)));
+        if let Some(d) = self.devices.get_mut(device)
+            && !still
+        {
+            d.bank.remove(pid.into());
+        }
+    }
+
+    fn set(&mut self, peer: Peer, pid: u32, class: Option<Class>, nice: Option<i8>) -> Result<Reply, Refusal> {
+        if let Some(Class::Custom(s)) = class
+            && !(1..=WHOLE).contains(&u64::from(s))
+        {
+            return Err(Refusal::Invalid("a share is more than 0 and at most 100 %".into()));
+        }
+        if nice.is_some_and(|n| !(-20..=19).contains(&n)) {
+            return Err(Refusal::Invalid("a nice value is from -20 to 19".into()));
+        }
+        let p = self.known(pid)?;
+        let (new_class, new_nice) = (class.unwrap_or(p.class), nice.unwrap_or(p.nice));
+        if !peer.privileged {
+            if p.about.uid != peer.uid {
+                return Err(Refusal::NotPermitted(format!("process {pid} is another user's")));
+            }
+            if class.is_some() && rank(new_class) > rank(p.ceiling.0) {
+                return Err(Refusal::NotPermitted(format!(
+                    "{new_class} is higher than {}, which is as far as this user may set process {pid}",
+                    p.ceiling.0
+                )));
+            }
+            if nice.is_some() && new_nice < p.ceiling.1 {
+                return Err(Refusal::NotPermitted(format!(
+                    "nice {new_nice} is lower than {}, which is as far as this user may set process {pid}",
+                    p.ceiling.1
+                )));
+            }
+        }
+        let old = (p.class, p.nice);
+        let member = Member { id: pid.into(), class: policy(new_class), nice: new_nice.into(), active: true };
+        // First all devices are asked, then all are changed; in between nothing can have come.
+        for d in &self.devices {
+            let members: Vec<Member> = d.bank.views().map(|v| v.member).collect();
+            if members.iter().any(|m| m.id == u64::from(pid)) {
+                share::admit(&members, &member).map_err(|e| refusal(&d.about.name, e))?;
+            }
+        }
+        for d in &mut self.devices {
+            if d.bank.allowance(pid.into()).is_some() {
+                d.bank.set(member, 0).map_err(|e| refusal(&d.about.name, e))?;
+            }
+        }
+        if let Some(p) = self.processes.get_mut(&pid) {
+            (p.class, p.nice) = (new_class, new_nice);
+            if peer.privileged {
+                let class = if rank(new_class) > rank(p.ceiling.0) { new_class } else { p.ceiling.0 };
+                p.ceiling = (class, p.ceiling.1.min(new_nice));
+            }
+        }
+        self.dirty |= old != (new_class, new_nice);
+        for s in self.sessions.values().filter(|s| s.peer.pid == pid) {
+            for words in &s.client.accounts {
+                words.precedence.store((new_class == Class::Interactive).into(), Ordering::Relaxed);
+            }
+        }
+        self.write_allowances();
+        self.write_holds();
+        self.refreshed_ns = 0;
+        Ok(Reply::Done)
+    }
+
+    fn list(&self, after: u32) -> Reply {
+        let Some(from) = after.checked_add(1) else { return Reply::Processes { processes: Vec::new(), more: false } };
+        let mut processes = Vec::new();
+        for (&pid, p) in self.processes.range(from..) {
+            // A process is listed once for each device; all of them fit in one reply or wait for the next.
+            let views: Vec<_> = self
+                .devices
+                .iter()
+                .filter_map(|d| Some((d, d.bank.views().find(|v| v.member.id == u64::from(pid))?)))
+                .collect();
+            if processes.len() + views.len() > MAX_LISTED {
+                return Reply::Processes { processes, more: true };
+            }
+            processes.extend(views.into_iter().map(|(d, v)| wire::Process {
+                pid,
+                uid: p.about.uid,
+                name: p.about.name.clone(),
+                device: d.about.name.clone(),
+                class: p.class,
+                nice: p.nice,
+                active: v.member.active,
+                waiting: v.balance_ns <= 0,
+                share: v.share,
+                used: v.used,
+                spent_ns: v.spent_ns,
+                source: if d.metered { Source::Kernel } else { Source::Program },
+                level: d.about.level,
+            }));
+        }
+        Reply::Processes { processes, more: false }
+    }
+
+    /// A program has rung its doorbell: its work begins or ends.
+    pub fn doorbell(&mut self, id: SessionId) {
+        let pid = self.sessions.get(&id).map(|s| s.peer.pid);
+        if let Some(p) = pid.and_then(|pid| self.processes.get_mut(&pid)) {
+            p.stuck = 0;
+            self.write_holds();
+        }
+    }
+
+    /// Time passes. `spare_ns` is the time in which the CPU had nothing to do since the last tick, over all cores.
+    pub fn tick(&mut self, now_ns: u64, spare_ns: u64) {
+        // A clock that jumps back, or far ahead, is not believed.
+        let passed = now_ns.saturating_sub(self.now_ns).min(1_000_000_000);
+        self.now_ns = self.now_ns.max(now_ns);
+        for (at, d) in self.devices.iter_mut().enumerate() {
+            let programs = |pid: u64| {
+                let of = self.sessions.values().filter(move |s| u64::from(s.peer.pid) == pid);
+                of.flat_map(move |s| {
+                    let mine = s.accounts.iter().zip(&s.program.accounts);
+                    mine.filter(move |(a, _)| **a == Some(at)).map(|(_, w)| w)
+                })
+            };
+            let mut reports = BTreeMap::new();
+            let before: BTreeMap<u64, u64> = d.bank.views().map(|v| (v.member.id, v.spent_ns)).collect();
+            for (&id, &was) in &before {
+                let told: u64 = programs(id).map(|w| w.spent.load(Ordering::Relaxed)).fold(0, u64::saturating_add);
+                let now =
+                    if d.metered {
+                        self.world.cpu_time_ns(id as u32)
+                    } else {
+                        // No program can have used more than the device could do meanwhile.
+                        Some(told.clamp(
+                            was,
+                            was.saturating_add(passed.saturating_mul(d.about.units.into()).saturating_mul(2)),
+                        ))
+                    };
+                let demand =
+                    programs(id).map(|w| u64::from(w.demand.load(Ordering::Relaxed))).fold(0, u64::saturating_add);
+                // Nobody says: then it is taken to want everything.
+                let demand = if demand == 0 { WHOLE } else { demand.min(WHOLE) };
+                if let Some(spent_ns) = now {
+                    reports.insert(id, Report { spent_ns, demand });
+                }
+            }
+            let used: u64 = reports.iter().map(|(id, r)| r.spent_ns.saturating_sub(before[id])).sum();
+            let spare =
+                if d.metered { spare_ns } else { passed.saturating_mul(d.about.units.into()).saturating_sub(used) };
+            d.bank.tick(passed, spare, |id| reports.get(&id).copied());
+            for (&id, r) in &reports {
+                if let Some(p) = self.processes.get_mut(&(id as u32)) {
+                    let busy = programs(id).any(|w| w.busy.load(Ordering::Relaxed) != 0);
+                    let idle = r.spent_ns == before[&id];
+                    p.stuck = if busy && idle { p.stuck.saturating_add(1) } else { 0 };
+                }
+            }
+            let tasks: u64 = before
+                .keys()
+                .flat_map(|&id| programs(id))
+                .map(|w| w.tasks.load(Ordering::Relaxed))
+                .fold(0, u64::wrapping_add);
+            d.tasks = (d.tasks.0.saturating_add(used), tasks);
+        }
+        self.write_allowances();
+        self.write_holds();
+        if self.now_ns.saturating_sub(self.refreshed_ns) >= REFRESH_NS || self.refreshed_ns == 0 {
+            self.refreshed_ns = self.now_ns;
+            self.refresh();
+        }
+    }
+
+    fn write_allowances(&mut self) {
+        for (at, d) in self.devices.iter_mut().enumerate() {
+            for s in self.sessions.values() {
+                let mine = s.accounts.iter().zip(&s.client.accounts).filter(|(a, _)| **a == Some(at));
+                for (_, words) in mine {
+                    let now = d.bank.allowance(s.peer.pid.into()).unwrap_or(0);
+                    if publish(words, now, None) {
+                        self.world.wake(words);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Rule 5.
+    fn write_holds(&mut self) {
+        for (at, d) in self.devices.iter().enumerate() {
+            let of = |s: &Session| s.accounts.contains(&Some(at));
+            let works = |s: &Session| {
+                s.accounts
+                    .iter()
+                    .zip(&s.program.accounts)
+                    .any(|(a, w)| *a == Some(at) && w.busy.load(Ordering::Relaxed) != 0)
+            };
+            let first = |s: &&Session| {
+                let believed = |p: &Process| p.class == Class::Interactive && p.stuck < STUCK_TICKS;
+                let credit = |id: u64| d.bank.views().find(|v| v.member.id == id).is_some_and(|v| v.balance_ns > 0);
+                of(s) && self.processes.get(&s.peer.pid).is_some_and(believed) && works(s) && credit(s.peer.pid.into())
+            };
+            let held = self.sessions.values().any(|s| first(&s));
+            for s in self.sessions.values().filter(|s| of(s)) {
+                let interactive = self.processes.get(&s.peer.pid).is_some_and(|p| p.class == Class::Interactive);
+                let mine = s.accounts.iter().zip(&s.client.accounts).filter(|(a, _)| **a == Some(at));
+                for (_, words) in mine {
+                    let allowance = words.allowance.load(Ordering::Relaxed);
+                    if publish(words, allowance, Some(held && !interactive)) {
+                        self.world.wake(words);
+                    }
+                }
+            }
+        }
+    }
+
+    fn refresh(&mut self) {
+        for (at, d) in self.devices.iter().enumerate() {
+            let mut load =
+                DeviceLoad { at_ns: self.now_ns.max(1), units: d.about.units.into(), ..DeviceLoad::default() };
+            let views: BTreeMap<u64, _> = d.bank.views().map(|v| (v.member.id, v)).collect();
+            let booked: u64 = views
+                .values()
+                .map(|v| if let share::Class::Custom(s) = v.member.class { u64::from(s) } else { 0 })
+                .sum();
+            for v in views.values() {
+                load.utilisation += v.used;
+                load.active += u64::from(v.member.active);
+                load.waiting += u64::from(v.member.active && v.balance_ns <= 0);
+                if let Some(p) = self.processes.get(&(v.member.id as u32)) {
+                    load.classes[p.class.index()] += 1;
+                }
+            }
+            load.utilisation = load.utilisation.min(WHOLE);
+            load.task_ns = d.tasks.0.checked_div(d.tasks.1).unwrap_or(0);
+            self.global.set(at, &load);
+            for s in self.sessions.values() {
+                let mine = s.accounts.iter().zip(&s.client.accounts).filter(|(a, _)| **a == Some(at));
+                for ((_, words), v) in mine.zip(views.get(&u64::from(s.peer.pid)).into_iter().cycle()) {
+                    let own = if let share::Class::Custom(c) = v.member.class { u64::from(c) } else { 0 };
+                    let ceiling = WHOLE.saturating_sub(booked - own);
+                    words.set_standing(&Standing { share: v.share, used: v.used, ceiling, at_ns: self.now_ns });
+                }
+            }
+        }
+    }
+
+    /// The classes that were set, for a restart.
+    pub fn save(&self) -> Vec<Saved> {
+        let of = |(&pid, p): (&u32, &Process)| Saved {
+            pid,
+            began: p.about.began,
+            class: p.class,
+            nice: p.nice,
+            ceiling: p.ceiling,
+        };
+        self.processes.iter().map(of).collect()
+    }
+
+    /// Takes over what an earlier service saved, of processes that are still the same.
+    pub fn restore(&mut self, saved: Vec<Saved>) {
+        for s in saved.into_iter().take(MAX_PROCESSES) {
+            if let Some(about) = self.world.describe(s.pid).filter(|d| d.began == s.began) {
+                self.world.watch(s.pid);
+                let p = Process { about, class: s.class, nice: s.nice, ceiling: s.ceiling, stuck: 0 };
+                self.processes.insert(s.pid, p);
+            }
+        }
+    }
+}
+
+/// Writes an account; whether somebody may have slept on it who can go on now.
+fn publish(words: &AccountWords, allowance: u64, hold: Option<bool>) -> bool {
+    let before = words.allowance.swap(allowance, Ordering::Relaxed);
+    let held = words.hold.load(Ordering::Relaxed);
+    let hold = hold.map_or(held, u32::from);
+    if (before, held) == (allowance, hold) {
+        return false;
+    }
+    words.hold.store(hold, Ordering::Relaxed);
+    words.bell.fetch_add(1, Ordering::Release);
+    allowance > before || hold < held
+}
+
+fn refusal(device: &str, d: Denied) -> Refusal {
+    match d {
+        Denied::Overbooked { wanted, free } => Refusal::Overbooked { device: device.to_owned(), wanted, free },
+        Denied::TooMany => Refusal::Limit { what: format!("programs on {device}"), limit: share::MAX_MEMBERS as u64 },
+    }
+}
+
+impl From<Result<Reply, Refusal>> for Answer {
+    fn from(r: Result<Reply, Refusal>) -> Self {
+        Answer::Reply(r.unwrap_or_else(Reply::Refused))
+    }
+}

@@ -1,0 +1,135 @@
+//! The operating system, as the service asks it: processes, CPU time, users.
+
+use std::fs;
+use std::os::fd::OwnedFd;
+
+use forebay_proto::page::AccountWords;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::thread::futex;
+
+use crate::service::{Described, World};
+
+/// Group whose members may set anything.
+pub const GROUP: &str = "forebay";
+/// Resolution of the system's idle time, ns (`USER_HZ` is 100 on every Linux of today).
+const IDLE_STEP_NS: u64 = 10_000_000;
+
+/// The machine.
+#[derive(Default)]
+pub struct System {
+    /// Processes to be watched, with the files that say when they end; the loop takes them.
+    pub watched: Vec<(u32, Option<OwnedFd>)>,
+}
+
+/// Fields of `/proc/PID/stat` behind the name, which may contain anything.
+fn stat_fields(pid: u32) -> Option<(String, Vec<u64>)> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (open, close) = (stat.find('(')?, stat.rfind(')')?);
+    let name = stat.get(open + 1..close)?.to_owned();
+    // The state is a letter and the nice value may be negative; as numbers of 64 bits both keep their place.
+    let fields = stat.get(close + 1..)?.split_whitespace().map(|f| {
+        let signed = || f.parse::<i64>().map(|v| v as u64);
+        f.parse().or_else(|_| signed()).unwrap_or(0)
+    });
+    Some((name, fields.collect()))
+}
+
+/// A line of `/proc/PID/status`.
+fn status_numbers(pid: u32, key: &str) -> Option<Vec<u32>> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|l| l.strip_prefix(key)?.strip_prefix(':'))?;
+    Some(line.split_whitespace().filter_map(|n| n.parse().ok()).collect())
+}
+
+/// Whether a user may set anything: root, the service's own user, and members of the group [`GROUP`].
+pub fn is_privileged(pid: u32, uid: u32) -> bool {
+    if uid == 0 || uid == rustix::process::geteuid().as_raw() {
+        return true;
+    }
+    let group = fs::read_to_string("/etc/group").ok().and_then(|all| {
+        let mut of = all.lines().filter_map(|l| l.strip_prefix(GROUP)?.strip_prefix(':'));
+        of.next()?.split(':').nth(1)?.parse::<u32>().ok()
+    });
+    let member = |g: u32| {
+        let own = status_numbers(pid, "Gid").is_some_and(|n| n.get(1) == Some(&g));
+        own || status_numbers(pid, "Groups").is_some_and(|n| n.contains(&g))
+    };
+    group.is_some_and(member)
+}
+
+/// Time in which CPUs had nothing to do since the machine started, ns; with the resolution of the system's accounts.
+pub fn idle_ns() -> Option<u64> {
+    let stat = fs::read_to_string("/proc/stat").ok()?;
+    let mut cpu = stat.lines().next()?.split_whitespace().skip(4);
+    let (idle, io): (u64, u64) = (cpu.next()?.parse().ok()?, cpu.next()?.parse().ok()?);
+    Some((idle + io).saturating_mul(IDLE_STEP_NS))
+}
+
+impl World for System {
+    fn describe(&mut self, pid: u32) -> Option<Described> {
+        let (name, f) = stat_fields(pid)?;
+        // A zombie is over. Its state letter reads as 0, like every other; the resident set says whether it lives.
+        let uid = *status_numbers(pid, "Uid")?.first()?;
+        let parent = u32::try_from(*f.get(1)?).ok()?;
+        Some(Described { uid, name, began: *f.get(19)?, parent, nice: *f.get(16)? as i64 as i32 })
+    }
+
+    fn cpu_time_ns(&mut self, pid: u32) -> Option<u64> {
+        let pid = libc::clockid_t::try_from(pid).ok()?;
+        // The clock of a process: its number, inverted, over the kind (include/linux/posix-timers.h; 2 is CPUCLOCK_SCHED).
+        let clock = (!pid << 3) | 2;
+        let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: `t` is a timespec that lives through the call.
+        let failed = unsafe { libc::clock_gettime(clock, &mut t) } != 0;
+        (!failed).then(|| t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64)
+    }
+
+    fn wake(&mut self, page: &AccountWords) {
+        // Nobody there to wake is no failure.
+        let _ = futex::wake(&page.bell, futex::Flags::empty(), i32::MAX as u32);
+    }
+
+    fn watch(&mut self, pid: u32) {
+        let fd = i32::try_from(pid).ok().and_then(Pid::from_raw).and_then(|p| pidfd_open(p, PidfdFlags::empty()).ok());
+        self.watched.push((pid, fd));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn describes_this_process_and_measures_it() {
+        let (mut s, pid) = (System::default(), std::process::id());
+        let d = s.describe(pid).unwrap();
+        assert_eq!(d.uid, rustix::process::getuid().as_raw());
+        assert_eq!(d.parent, rustix::process::getppid().unwrap().as_raw_nonzero().get() as u32);
+        assert_eq!(d.nice, rustix::process::getpriority_process(None).unwrap());
+        assert_eq!(s.describe(pid).unwrap().began, d.began);
+        let (a, mine) = (s.cpu_time_ns(pid).unwrap(), forebay_proto::client::cpu_time_ns());
+        let b = s.cpu_time_ns(pid).unwrap();
+        assert!(a <= mine && mine <= b, "{a} {mine} {b}");
+        assert!(idle_ns().is_some());
+        assert_eq!(s.describe(u32::MAX), None);
+        assert_eq!(s.cpu_time_ns(u32::MAX), None);
+    }
+
+    #[test]
+    fn strange_names_do_not_shift_the_fields() {
+        let mut c = std::process::Command::new("/bin/sh");
+        std::os::unix::process::CommandExt::arg0(&mut c, "a) R 1 (b");
+        // The name is the file's; a link gives it another one.
+        let dir = std::env::temp_dir().join(format!("forebay-name-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let odd = dir.join("a) R 1 (b");
+        let _ = fs::remove_file(&odd);
+        fs::copy("/bin/sleep", &odd).unwrap();
+        let mut child = std::process::Command::new(&odd).arg("10").spawn().unwrap();
+        let d = System::default().describe(child.id()).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        fs::remove_dir_all(&dir).unwrap();
+        assert_eq!((d.name.as_str(), d.parent), ("a) R 1 (b", std::process::id()));
+    }
+}

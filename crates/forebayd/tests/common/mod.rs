@@ -1,0 +1,163 @@
+//! A service of its own for each test, and programs that are real processes: this test binary, started again.
+
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use forebay_proto::client::{Account, Connection, Session, cpu_time_ns};
+use forebay_proto::wire::{Class, Process, Request};
+
+/// A running `forebayd`.
+pub struct Service {
+    pub dir: PathBuf,
+    child: Child,
+    arguments: Vec<String>,
+}
+
+impl Service {
+    pub fn start(arguments: &[&str]) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let n = NEXT.fetch_add(1, Ordering::Relaxed);
+        let dir = std::env::temp_dir().join(format!("forebayd-test-{}-{n}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let arguments: Vec<String> = arguments.iter().map(|a| (*a).to_owned()).collect();
+        let child = Self::spawn(&dir, &arguments);
+        Service { dir, child, arguments }
+    }
+
+    fn spawn(dir: &std::path::Path, arguments: &[String]) -> Child {
+        let mut c = Command::new(env!("CARGO_BIN_EXE_forebayd"));
+        c.arg("--socket").arg(dir.join("socket")).args(arguments).stderr(Stdio::piped());
+        let mut child = c.spawn().unwrap();
+        let mut err = std::io::BufReader::new(child.stderr.take().unwrap());
+        let mut line = String::new();
+        std::io::BufRead::read_line(&mut err, &mut line).unwrap();
+        assert!(line.contains("serving"), "{line}");
+        // What it says later goes where the test's own output goes.
+        std::thread::spawn(move || {
+            for l in std::io::BufRead::lines(err).map_while(Result::ok) {
+                println!("{l}");
+            }
+        });
+        child
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.dir.join("socket")
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn connect(&self) -> Connection {
+        Connection::open_at(&self.socket(), "test").unwrap()
+    }
+
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    pub fn restart(&mut self) {
+        self.child = Self::spawn(&self.dir, &self.arguments);
+    }
+
+    pub fn set(&self, pid: u32, class: Class) {
+        self.connect().ask(&Request::Set { pid, class: Some(class), nice: None }).unwrap();
+    }
+
+    pub fn process(&self, pid: u32) -> Option<Process> {
+        self.connect().processes().unwrap().into_iter().find(|p| p.pid == pid)
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// A program.
+pub struct Program(pub Child);
+
+impl Program {
+    /// This test binary's test `role` as a process of its own.
+    pub fn start(service: &Service, role: &str, settings: &[(&str, String)]) -> Self {
+        let mut c = Command::new(std::env::current_exe().unwrap());
+        c.args([role, "--exact", "--nocapture", "--ignored", "--test-threads=1"]);
+        c.env(forebay_proto::SOCKET_VARIABLE, service.socket()).stdout(Stdio::null()).stderr(Stdio::inherit());
+        settings.iter().for_each(|(k, v)| {
+            c.env(k, v);
+        });
+        Program(c.spawn().unwrap())
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// Time that it has had of the CPU.
+    pub fn cpu(&self) -> Duration {
+        use forebayd::service::World as _;
+        Duration::from_nanos(forebayd::system::System::default().cpu_time_ns(self.pid()).unwrap_or(0))
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// What a hog does: on so many threads, tasks of this length, asking for credit before each.
+pub fn hog(threads: usize, task: Duration) -> ! {
+    let session = Session::open("hog").unwrap();
+    let account = Account::cpu(&session).unwrap();
+    std::thread::scope(|s| {
+        for _ in 0..threads {
+            s.spawn(|| {
+                loop {
+                    account.look();
+                    while !account.may() {
+                        account.wait();
+                    }
+                    spin(task);
+                }
+            });
+        }
+    });
+    unreachable!("hogs do not end")
+}
+
+/// Uses the CPU for so long.
+pub fn spin(time: Duration) {
+    let clock = || {
+        let t = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+        Duration::new(t.tv_sec as u64, t.tv_nsec as u32)
+    };
+    let begun = clock();
+    while clock() - begun < time {
+        std::hint::black_box((0..2000u64).fold(0, |a, b| a ^ b.wrapping_mul(a)));
+    }
+}
+
+/// Waits until something is true.
+pub fn until(what: &str, mut f: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !f() {
+        assert!(begun.elapsed() < Duration::from_secs(10), "never: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// So that it is used in every test binary.
+pub fn now() -> u64 {
+    cpu_time_ns()
+}

@@ -1,0 +1,99 @@
+//! Shares, suspension and precedence among real processes, through credit.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{Program, Service, hog, until};
+use forebay_proto::wire::{Class, Request};
+
+/// Not a test: a program that the tests start.
+#[test]
+#[ignore = "a program that other tests start"]
+fn program() {
+    let number = |name: &str, or: u64| std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(or);
+    hog(number("THREADS", 2) as usize, Duration::from_micros(number("TASK_US", 1000)));
+}
+
+fn start(s: &Service, class: Class, task_us: u64) -> Program {
+    let p = Program::start(s, "program", &[("TASK_US", task_us.to_string())]);
+    until("the program has joined", || s.process(p.pid()).is_some());
+    s.set(p.pid(), class);
+    p
+}
+
+/// Use of each program in a time, as parts of the sum.
+fn parts(programs: &[Program], time: Duration) -> Vec<f64> {
+    let before: Vec<_> = programs.iter().map(Program::cpu).collect();
+    std::thread::sleep(time);
+    let used: Vec<f64> = programs.iter().zip(before).map(|(p, b)| (p.cpu() - b).as_secs_f64()).collect();
+    let all: f64 = used.iter().sum();
+    used.iter().map(|u| u / all).collect()
+}
+
+#[test]
+fn saturating_programs_get_their_shares() {
+    let s = Service::start(&[]);
+    let wanted = [(400_000, 100), (300_000, 1000), (200_000, 5000), (100_000, 20_000)];
+    let programs: Vec<Program> = wanted.iter().map(|(c, t)| start(&s, Class::Custom(*c), *t)).collect();
+    std::thread::sleep(Duration::from_secs(1));
+    let got = parts(&programs, Duration::from_secs(5));
+    for ((want, _), got) in wanted.iter().zip(&got) {
+        assert!((f64::from(*want) / 1e6 - got).abs() < 0.03, "{got:?} of {want}");
+    }
+    let listed = s.process(programs[0].pid()).unwrap();
+    assert!(listed.active && (listed.share, listed.class) == (400_000, Class::Custom(400_000)), "{listed:?}");
+
+    // One stops: the others have its time, in their proportions; when it goes on it has its share again.
+    s.set(programs[0].pid(), Class::Suspended);
+    std::thread::sleep(Duration::from_millis(300));
+    let got = parts(&programs, Duration::from_secs(2));
+    assert!(got[0] < 0.01 && (got[1] - 0.5).abs() < 0.04, "{got:?}");
+    s.set(programs[0].pid(), Class::Custom(400_000));
+    std::thread::sleep(Duration::from_millis(300));
+    let got = parts(&programs, Duration::from_secs(2));
+    assert!((got[0] - 0.4).abs() < 0.04, "{got:?}");
+}
+
+#[test]
+fn a_service_that_dies_leaves_everybody_running_and_its_successor_knows_them() {
+    let mut s = Service::start(&[]);
+    let a = start(&s, Class::Custom(800_000), 500);
+    let b = start(&s, Class::Suspended, 500);
+    std::thread::sleep(Duration::from_millis(500));
+    let still = |p: &Program| {
+        let before = p.cpu();
+        std::thread::sleep(Duration::from_millis(300));
+        p.cpu() - before
+    };
+    assert!(still(&b) < Duration::from_millis(5));
+    s.kill();
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(still(&b) > Duration::from_millis(50), "it is still stopped by a service that has gone");
+    assert!(still(&a) > Duration::from_millis(50));
+    s.restart();
+    until("both have come back", || s.process(a.pid()).is_some() && s.process(b.pid()).is_some());
+    assert_eq!(s.process(a.pid()).unwrap().class, Class::Custom(800_000));
+    assert_eq!(s.process(b.pid()).unwrap().class, Class::Suspended);
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(still(&b) < Duration::from_millis(5));
+    s.connect().ask(&Request::Set { pid: b.pid(), class: Some(Class::Normal), nice: None }).unwrap();
+    assert!(still(&b) > Duration::from_millis(20));
+}
+
+#[test]
+fn killed_twenty_times_the_service_never_leaves_anybody_stopped() {
+    let mut s = Service::start(&[]);
+    let programs =
+        [start(&s, Class::Normal, 200), start(&s, Class::Background, 2000), start(&s, Class::Suspended, 500)];
+    let mut random = fastrand::Rng::with_seed(3);
+    for round in 0..20 {
+        std::thread::sleep(Duration::from_millis(random.u64(0..120)));
+        s.kill();
+        let before: Vec<_> = programs.iter().map(Program::cpu).collect();
+        until("everybody runs", || programs.iter().zip(&before).all(|(p, b)| p.cpu() > *b + Duration::from_millis(2)));
+        s.restart();
+        until("everybody has come back", || programs.iter().all(|p| s.process(p.pid()).is_some()));
+        assert_eq!(s.process(programs[2].pid()).unwrap().class, Class::Suspended, "round {round}");
+    }
+}
