@@ -9,8 +9,8 @@
 //! 3. It is given by shares ([`crate::share::shares`]). A member whose demand is less than its share counts with its
 //!    demand and [`MARGIN`]; the rest flows to others, at last to `background` ones.
 //! 4. A member holds at most its part of [`FLOAT_NS`] and [`SLACK_NS`] a unit. What it cannot hold is lost, so that
-//!    others do not overtake it only because the operating system lets them run more; if the device has nothing to do
-//!    because of that, those that wait get that time on top.
+//!    others do not overtake it only because the operating system lets them run more; if the device has more than [`TOLERATED`]
+//!    of its time nothing to do because of that, those that wait get that time on top.
 //! 5. `interactive` members are filled first, up to [`RESERVE`] of what the device delivers; beyond that they are
 //!    normal ones.
 //! 6. A member that has credit and does nothing for [`IDLE_TICKS`] is idle: it counts for nothing, and begins again
@@ -41,8 +41,10 @@ pub const IDLE_TICKS: u32 = 10;
 pub const STARVED_NS: u64 = 500_000_000;
 /// Use in a tick below which a member is taken to do nothing: what a program's other threads do.
 const NOTHING_NS: u64 = TICK_NS / 50;
-/// Added to a demand that is below a share, in millionths: demands are known from samples.
+/// Added to a demand, in millionths: demands are known from samples.
 pub const MARGIN: u64 = 20_000;
+/// The part of a device (one in so many) that may be idle while somebody waits.
+pub const TOLERATED: u64 = 24;
 /// Ticks over which use and demand are averaged.
 const AVERAGE: u64 = 8;
 
@@ -315,7 +317,9 @@ impl Bank {
             (i128::from(of) * i128::from(share)).checked_div(all.into()).unwrap_or(0) as i64
         };
         let waiting: u64 = self.accounts.values().filter(|a| a.balance <= 0).map(|a| a.share).sum();
-        let extra = signed(2 * self.spare / AVERAGE);
+        // A little idleness is left alone: programs stall themselves, and whoever fills that gap takes more than the gap.
+        let small = (self.spent + self.spare) / TOLERATED;
+        let extra = signed(2 * self.spare.saturating_sub(small) / AVERAGE);
         for a in self.accounts.values_mut().filter(|a| a.share > 0) {
             let cap = slack + (float * i128::from(a.share) / i128::from(WHOLE)) as i64;
             let waits = a.balance <= 0;

@@ -411,6 +411,12 @@ impl Account {
         }
     }
 
+    /// Whether others wait while this program works, so that the service wants to know when it does.
+    #[inline]
+    pub fn has_precedence(&self) -> bool {
+        self.session.pages.client.accounts[self.number].precedence.load(Ordering::Relaxed) != 0
+    }
+
     /// The program begins to work, or has nothing left to do. The service is told if it wants to know.
     #[inline]
     pub fn works(&self, busy: bool) {
@@ -423,7 +429,7 @@ impl Account {
     #[cold]
     fn changes(&self, busy: bool) {
         self.mine().busy.store(busy.into(), Ordering::SeqCst);
-        if self.session.pages.client.accounts[self.number].precedence.load(Ordering::Relaxed) != 0 {
+        if self.has_precedence() {
             let connection = self.session.state().connection.clone();
             if let Some(c) = connection {
                 let _ = rustix::io::write(&c.files[3], &1u64.to_ne_bytes());

@@ -170,6 +170,11 @@ impl Pool {
         self.handles.len().max(1)
     }
 
+    /// Workers that sleep because there is nothing to do, at this moment.
+    pub fn sleepers(&self) -> usize {
+        self.shared.sleepers.load(Ordering::Relaxed)
+    }
+
     /// Submits a job from any thread.
     ///
     /// # Safety

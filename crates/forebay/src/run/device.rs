@@ -2,10 +2,11 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use forebay_hal::{Buffer, Device, Error, Fence, Kind, Queue, Result};
+use forebay_proto::client::Account;
 
 /// Invocations that may be in flight on a device when throughput counts.
 pub(crate) const DEPTH_THROUGHPUT: usize = 32;
@@ -34,6 +35,8 @@ pub(crate) struct DeviceHandle {
     pub(crate) copied: AtomicU64,
     /// Invocations issued.
     pub(crate) invocations: AtomicU64,
+    /// Credit on the device, if the service has it.
+    account: OnceLock<Account>,
 }
 
 /// The queue and the fences of the latest invocations; locked while a task is issued.
@@ -44,6 +47,8 @@ pub(crate) struct Issue {
     unfenced: usize,
     /// The latest fence.
     last: Fence,
+    /// When something was found done last.
+    done: Instant,
 }
 
 impl DeviceHandle {
@@ -57,12 +62,14 @@ impl DeviceHandle {
                 in_flight: VecDeque::with_capacity(depth + 1),
                 unfenced: 0,
                 last: Fence::default(),
+                done: Instant::now(),
             }),
             depth,
             unfenced: AtomicBool::new(false),
             spare: Mutex::default(),
             copied: AtomicU64::new(0),
             invocations: AtomicU64::new(0),
+            account: OnceLock::new(),
         }))
     }
 
@@ -95,6 +102,24 @@ impl DeviceHandle {
 
     fn spare(&self) -> MutexGuard<'_, HashMap<usize, Vec<Buffer>>> {
         self.spare.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on this says when work may be issued, and hears what it took.
+    pub(crate) fn serve(&self, account: Option<Account>) {
+        if let Some(a) = account {
+            let _ = self.account.set(a);
+        }
+    }
+
+    /// Waits for credit on the device, unless `over`.
+    pub(crate) fn await_credit(&self, over: impl Fn() -> bool) {
+        let Some(a) = self.account.get().filter(|a| !a.may()) else { return };
+        forebay_hal::cpu::about_to_block();
+        // What was used is known when it is found done, which somebody must look for.
+        self.flush();
+        while !over() && !a.wait() {
+            let _ = self.lock().surplus(self.depth, Some(a));
+        }
     }
 
     /// The CPU shares the host's memory: no views, no copies.
@@ -137,7 +162,7 @@ impl DeviceHandle {
             self.leave_unfenced();
             return Ok(());
         }
-        let mut oldest = issue.fence(self.depth)?;
+        let mut oldest = issue.fence(self.depth, self.account.get())?;
         while let Some(fence) = oldest {
             let completion = issue.queue.completion(fence)?;
             drop(issue);
@@ -145,7 +170,7 @@ impl DeviceHandle {
                 c.wait()?;
             }
             issue = self.lock();
-            oldest = issue.surplus(self.depth)?;
+            oldest = issue.surplus(self.depth, self.account.get())?;
         }
         Ok(())
     }
@@ -168,17 +193,17 @@ impl Issue {
     }
 
     /// A fence behind the invocations since the last one; what must be waited for comes back.
-    fn fence(&mut self, depth: usize) -> Result<Option<Fence>> {
+    fn fence(&mut self, depth: usize, account: Option<&Account>) -> Result<Option<Fence>> {
         self.unfenced = 0;
         let fence = self.fence_now()?;
         if self.in_flight.back().is_none_or(|(f, _)| *f != fence) {
             self.in_flight.push_back((fence, Instant::now()));
         }
-        self.surplus(depth)
+        self.surplus(depth, account)
     }
 
     /// Forgets what has been reached; the oldest fence when there are too many, or it is too old.
-    fn surplus(&mut self, depth: usize) -> Result<Option<Fence>> {
+    fn surplus(&mut self, depth: usize, account: Option<&Account>) -> Result<Option<Fence>> {
         let batches = if depth > DEPTH_PRIORITY { depth / BATCH } else { depth };
         while let Some(&(oldest, since)) = self.in_flight.front() {
             if !self.queue.done(oldest)? {
@@ -186,6 +211,11 @@ impl Issue {
                 return Ok((late || self.in_flight.len() > batches).then_some(oldest));
             }
             self.in_flight.pop_front();
+            if let Some(a) = account {
+                let now = Instant::now();
+                a.took(now.duration_since(since.max(self.done)).as_nanos() as u64);
+                self.done = now;
+            }
         }
         Ok(None)
     }
@@ -197,7 +227,7 @@ impl DeviceHandle {
     pub(crate) fn flush(&self) {
         if self.unfenced.swap(false, Ordering::AcqRel) {
             // A failure here is sticky on the device and meets whoever uses it next; so does a surplus.
-            let _ = self.lock().fence(self.depth);
+            let _ = self.lock().fence(self.depth, self.account.get());
         }
     }
 

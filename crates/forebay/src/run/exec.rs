@@ -32,6 +32,14 @@ unsafe fn run_node(data: *const (), worker: &Worker) {
 /// Runs an owned task until there is nothing to do, then lets it go, or passes ownership on.
 pub(crate) fn own(node: &Node, worker: &Worker) {
     let core = node.core();
+    let _counted = core.runtime.gate.as_ref().and_then(|gate| {
+        let cost = node.stats.cost_ns.load(Ordering::Relaxed);
+        gate.begin(&core.runtime.pool, cost, || core.stopping())
+    });
+    look_after(core, node, worker);
+}
+
+fn look_after(core: &Core, node: &Node, worker: &Worker) {
     let mut seen = node.notify.seen();
     loop {
         if !core.stopping() {
@@ -250,6 +258,9 @@ pub(crate) fn run(core: &Core, node: &Node, own: &mut Own, device: usize, worker
     node.stats.state.store(2, Ordering::Relaxed);
     let begun = (core.trace.is_some() || node.stats.wants_cost()).then(|| core.runtime.now_ns());
     let d = &core.runtime.devices[device];
+    if !d.is_host() {
+        d.await_credit(|| core.stopping());
+    }
     let result = invoke(core, node, own, device, worker).and_then(|()| {
         if d.is_host() {
             return Ok(());

@@ -4,6 +4,7 @@ pub(crate) mod device;
 mod dispatch;
 mod exec;
 mod fuse;
+mod gate;
 mod host;
 pub(crate) mod node;
 mod notify;

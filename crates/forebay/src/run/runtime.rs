@@ -14,6 +14,7 @@ use super::device::{DEPTH_PRIORITY, DEPTH_THROUGHPUT, DeviceHandle};
 use super::dispatch::Dispatcher;
 use super::exec::MAX_ARGS;
 use super::fuse::{Parts, fuse};
+use super::gate::Gate;
 use super::host::HostEnd;
 use super::node::{Chan, Core, EndRef, Few, Imp, In, InKind, KArg, KLaunch, Node, Out, PoolRef, Trim};
 use super::ring::Ring;
@@ -35,6 +36,8 @@ pub(crate) struct RuntimeInner {
     fusion: bool,
     /// The device whose page-locked memory blocks should live in on the host.
     pinned: Option<Arc<dyn Device>>,
+    /// The process's presence at the accelerator service, if there is one.
+    pub(crate) gate: Option<Arc<Gate>>,
     epoch: Instant,
 }
 
@@ -56,6 +59,7 @@ pub struct RuntimeBuilder {
     workers: Option<usize>,
     mode: Mode,
     unfused: bool,
+    unserved: bool,
 }
 
 impl RuntimeBuilder {
@@ -104,6 +108,13 @@ impl RuntimeBuilder {
         self
     }
 
+    /// Whether the runtime registers with the accelerator service, when there is one, and keeps to the share that the
+    /// service gives this process; which is the default.
+    pub fn service(mut self, on: bool) -> Self {
+        self.unserved = !on;
+        self
+    }
+
     /// Opens the devices and starts the workers.
     ///
     /// # Errors
@@ -133,6 +144,14 @@ impl RuntimeBuilder {
         let strengths = devices.iter().map(|d| d.device.info().strength).collect();
         // A worker issues one invocation at a time to an accelerator; `depth` bounds what runs behind it.
         let slots = devices.iter().map(|d| if d.is_host() { pool.workers() } else { 1 }).collect();
+        let gate = if self.unserved { None } else { Gate::of_process() };
+        if let Some(gate) = &gate {
+            for d in devices.iter().filter(|d| !d.is_host() && !d.device.info().is_cpu) {
+                d.serve(gate.account(&d.device.info().name));
+            }
+            let gate = Arc::downgrade(gate);
+            pool.on_idle(Box::new(move || gate.upgrade().map(|g| g.idle()).is_some()));
+        }
         let inner = Arc::new(RuntimeInner {
             dispatcher: Dispatcher::new(self.mode, strengths, slots),
             devices,
@@ -140,6 +159,7 @@ impl RuntimeBuilder {
             mode: self.mode,
             fusion: !self.unfused && self.mode != Mode::Priority,
             pinned,
+            gate,
             epoch: Instant::now(),
         });
         // Only the devices: a hook that kept the runtime alive for a moment could become its last owner.

@@ -1,0 +1,113 @@
+//! The accelerator service's say in when this process works.
+//!
+//! Rules:
+//! 1. A process has one presence at the service, made with its first runtime and kept as long as one lives. Without a
+//!    service nothing is asked, and a service that goes away sets everybody free.
+//! 2. A worker asks before it looks after a task. While there is no credit it sleeps there, holding the task; a graph that
+//!    is being stopped waits for nothing.
+//! 3. The kernel says what the process has used of the CPU, whichever thread it was. A worker asks it when the tasks since
+//!    the last time took about [`LOOK_NS`]. Of other devices the runtime says what was used: from the issue of work, or
+//!    the end of what was before it, until it is found done.
+//! 4. An interactive process tells when its first worker begins and when the last one runs out of work.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use forebay_hal::cpu::{Pool, UNKNOWN_NS};
+use forebay_proto::client::{Account, Session};
+
+/// Work between two looks at what was used: asking the kernel takes half a microsecond.
+const LOOK_NS: u32 = 100_000;
+/// What a task of unknown length counts for.
+const GUESS_NS: u32 = 20_000;
+/// The least that any task counts for, so that many tiny ones are looked at, too.
+const LEAST_NS: u32 = 50;
+
+/// The process's presence.
+pub(crate) struct Gate {
+    cpu: Account,
+    /// Workers that have something to do, while that matters to others.
+    working: AtomicU32,
+}
+
+thread_local! {
+    /// Estimated ns of work since this thread looked.
+    static SINCE: Cell<u32> = const { Cell::new(u32::MAX) };
+}
+
+/// A worker that is counted. It keeps what counts it: letting a task go may end the graph, and its runtime with it.
+pub(crate) struct Counted(Arc<Gate>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.working.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Gate {
+    /// The presence of this process; none without a service.
+    pub(crate) fn of_process() -> Option<Arc<Gate>> {
+        static GATE: Mutex<Weak<Gate>> = Mutex::new(Weak::new());
+        let mut held = GATE.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(g) = held.upgrade() {
+            return Some(g);
+        }
+        let name = std::env::args_os().next().unwrap_or_default();
+        let name = std::path::Path::new(&name).file_name().unwrap_or_default().to_string_lossy().into_owned();
+        // Why there is none is for `forebay doctor` to say: a program runs without.
+        let session = Session::open(&name).ok()?;
+        let gate = Arc::new(Gate { cpu: Account::cpu(&session).ok()?, working: AtomicU32::new(0) });
+        *held = Arc::downgrade(&gate);
+        Some(gate)
+    }
+
+    /// An account on another device, if the service has it.
+    pub(crate) fn account(&self, device: &str) -> Option<Account> {
+        self.cpu.session().join(device).ok()
+    }
+
+    /// Before a worker looks after a task that takes about `cost_ns`; sleeps while there is no credit, unless `over`.
+    #[inline]
+    pub(crate) fn begin(self: &Arc<Self>, pool: &Pool, cost_ns: u32, over: impl Fn() -> bool) -> Option<Counted> {
+        let cost = if cost_ns == UNKNOWN_NS { GUESS_NS } else { cost_ns.max(LEAST_NS) };
+        let since = SINCE.get().saturating_add(cost);
+        SINCE.set(since);
+        if since >= LOOK_NS {
+            self.look(pool);
+        }
+        let counted = self.cpu.has_precedence().then(|| {
+            self.working.fetch_add(1, Ordering::SeqCst);
+            self.cpu.works(true);
+            Counted(self.clone())
+        });
+        if !self.cpu.may() {
+            self.wait(pool, over);
+        }
+        counted
+    }
+
+    #[cold]
+    fn look(&self, pool: &Pool) {
+        SINCE.set(0);
+        self.cpu.look();
+        let workers = pool.workers();
+        let busy = workers.saturating_sub(pool.sleepers()).max(1) as u64;
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get()) as u64;
+        self.cpu.demands((busy * 1_000_000 / cores).min(1_000_000) as u32);
+    }
+
+    #[cold]
+    fn wait(&self, pool: &Pool, over: impl Fn() -> bool) {
+        forebay_hal::cpu::about_to_block();
+        self.look(pool);
+        while !over() && !self.cpu.wait() {}
+    }
+
+    /// A worker has run out of work.
+    pub(crate) fn idle(&self) {
+        if self.working.load(Ordering::SeqCst) == 0 {
+            self.cpu.works(false);
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Programs that use the dataflow library, under the service: nothing in them says so.
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{Program, Service, spin, until};
+use forebay::{Datablock, Graph, Runtime, Task, Template};
+use forebay_proto::wire::Class;
+
+/// Not a test: a graph of three tasks that each take `TASK_US`, fed without end, or every `PERIOD_MS`.
+#[test]
+#[ignore = "a program that other tests start"]
+fn program() {
+    let number = |name: &str| std::env::var(name).ok().and_then(|v| v.parse::<u64>().ok());
+    let task = Duration::from_micros(number("TASK_US").unwrap_or(500));
+    let t = Template::array::<u64>([8]);
+    let mut g = Graph::new("program");
+    let stage = |name: &str| {
+        Task::new(name).input("in", t).output("out", t).host(move |inv| {
+            let (i, o) = (inv.input::<u64>("in")?, inv.output::<u64>("out")?);
+            o.copy_from_slice(i);
+            spin(task);
+            Ok(())
+        })
+    };
+    let all: Vec<_> = ["a", "b", "c"].iter().map(|n| g.add(stage(n)).unwrap()).collect();
+    g.connect((all[0], "out"), (all[1], "in")).unwrap();
+    g.connect((all[1], "out"), (all[2], "in")).unwrap();
+    let (feed, drain) = (g.feed((all[0], "in"), 4).unwrap(), g.drain((all[2], "out"), 4).unwrap());
+    let run = Runtime::builder().cpu_only().build().unwrap().start(g).unwrap();
+    let mut latencies = Vec::new();
+    let items = number("ITEMS").unwrap_or(u64::MAX);
+    let period = number("PERIOD_MS");
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            for i in 0..items {
+                if let Some(ms) = period {
+                    std::thread::sleep(Duration::from_millis(ms));
+                }
+                run.push(feed, Datablock::from_slice(t, &[i; 8]).unwrap()).unwrap();
+                if period.is_some() {
+                    let begun = Instant::now();
+                    run.pull(drain).unwrap();
+                    latencies.push(begun.elapsed());
+                }
+            }
+        });
+        if period.is_none() {
+            s.spawn(|| {
+                (0..items).for_each(|i| assert_eq!(run.pull(drain).unwrap().as_slice::<u64>().unwrap(), [i; 8]))
+            });
+        }
+    });
+    latencies.sort();
+    if let Some(to) = std::env::var_os("RESULT") {
+        let at = |q: usize| latencies[(latencies.len() - 1) * q / 100].as_micros();
+        std::fs::write(to, format!("{} {}", at(50), at(95))).unwrap();
+    }
+}
+
+#[test]
+fn graphs_keep_to_their_shares_and_stop_when_told() {
+    let s = Service::start(&[]);
+    let programs: Vec<Program> =
+        [300, 2000].iter().map(|t| Program::start(&s, "program", &[("TASK_US", t.to_string())])).collect();
+    for p in &programs {
+        until("it has joined", || s.process(p.pid()).is_some());
+    }
+    s.set(programs[0].pid(), Class::Custom(750_000));
+    s.set(programs[1].pid(), Class::Custom(250_000));
+    std::thread::sleep(Duration::from_secs(1));
+    let before: Vec<_> = programs.iter().map(Program::cpu).collect();
+    std::thread::sleep(Duration::from_secs(4));
+    let used: Vec<_> = programs.iter().zip(before).map(|(p, b)| (p.cpu() - b).as_secs_f64()).collect();
+    let part = used[0] / (used[0] + used[1]);
+    assert!((part - 0.75).abs() < 0.03, "{used:?}");
+    s.set(programs[0].pid(), Class::Suspended);
+    std::thread::sleep(Duration::from_millis(100));
+    let before = programs[0].cpu();
+    std::thread::sleep(Duration::from_millis(500));
+    let used = programs[0].cpu() - before;
+    assert!(used < Duration::from_millis(10), "{used:?}");
+}
+
+#[test]
+fn an_interactive_graph_comes_through_beside_a_hog() {
+    let s = Service::start(&[]);
+    let latency = |class: Class| {
+        let result = s.dir.join("result");
+        let settings = [
+            ("TASK_US", "1000".into()),
+            ("PERIOD_MS", "20".into()),
+            ("ITEMS", "150".into()),
+            ("RESULT", result.display().to_string()),
+        ];
+        let mut p = Program::start(&s, "program", &settings);
+        until("it has joined", || s.process(p.pid()).is_some());
+        s.set(p.pid(), class);
+        assert!(p.0.wait().unwrap().success());
+        let text = std::fs::read_to_string(result).unwrap();
+        let mut n = text.split(' ').map(|n| n.parse::<u64>().unwrap());
+        (n.next().unwrap(), n.next().unwrap())
+    };
+    let hogs: Vec<Program> = (0..2).map(|_| Program::start(&s, "program", &[("TASK_US", "300".into())])).collect();
+    for h in &hogs {
+        until("it has joined", || s.process(h.pid()).is_some());
+    }
+    let (normal, first) = (latency(Class::Normal), latency(Class::Interactive));
+    println!("median and 95 %, µs: normal {normal:?}, interactive {first:?}");
+    // Alone it takes 3 ms; beside four busy threads on two cores at least half as long again.
+    assert!(first.1 < normal.1, "{first:?} {normal:?}");
+    assert!(first.0 < 4500, "{first:?} {normal:?}");
+}
+
+#[test]
+fn a_graph_that_waits_for_credit_ends_when_it_is_stopped() {
+    let s = Service::start(&[]);
+    let settings = [("TASK_US", "1000".into()), ("ITEMS", "400".into()), ("PERIOD_MS", "1".into())];
+    let mut p = Program::start(&s, "program", &settings);
+    until("it has joined", || s.process(p.pid()).is_some());
+    s.set(p.pid(), Class::Suspended);
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(p.0.try_wait().unwrap().is_none());
+    s.set(p.pid(), Class::Normal);
+    assert!(p.0.wait().unwrap().success());
+    until("it is forgotten", || s.process(p.pid()).is_none());
+}
