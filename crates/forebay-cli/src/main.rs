@@ -5,6 +5,7 @@ mod demo;
 mod doctor;
 mod graph;
 mod perfetto;
+mod service;
 
 use std::process::ExitCode;
 
@@ -32,6 +33,20 @@ enum Command {
     },
     /// Say which devices are usable here, and why others are not
     Doctor,
+    /// Run the accelerator service, which shares devices among programs
+    Service(forebayd::daemon::Arguments),
+    /// Start a program with a class or share
+    Run(service::run::Options),
+    /// List the programs that use devices through the service
+    Ps(service::ps::Options),
+    /// Watch devices and programs
+    Top(service::top::Options),
+    /// Change how running programs are served
+    Set(service::set::Options),
+    /// Take programs off their devices
+    Suspend(service::set::Pids),
+    /// Let suspended programs go on
+    Resume(service::set::Pids),
     /// Measure Forebay against its peers
     Bench {
         #[command(subcommand)]
@@ -55,6 +70,13 @@ fn main() -> ExitCode {
         Command::Demo { demo } => demo::run(&demo),
         Command::Graph { graph } => graph::run(&graph),
         Command::Doctor => doctor::run(),
+        Command::Service(o) => forebayd::daemon::run(&o),
+        Command::Run(o) => service::run::run(&o),
+        Command::Ps(o) => service::ps::run(&o),
+        Command::Top(o) => service::top::run(&o),
+        Command::Set(o) => service::set::run(&o),
+        Command::Suspend(o) => service::set::suspend(&o),
+        Command::Resume(o) => service::set::resume(&o),
         Command::Bench { bench, output } => bench::run(&bench, &output),
     };
     match result {

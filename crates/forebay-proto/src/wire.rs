@@ -85,6 +85,11 @@ pub enum Request {
         /// Its nice value here, -20 to 19, if that is to change.
         nice: Option<i8>,
     },
+    /// Gives a suspended process the class back that it had.
+    Resume {
+        /// The process.
+        pid: u32,
+    },
     /// Asks for the processes with higher numbers than `after`, in their order.
     List {
         /// 0 for the first.

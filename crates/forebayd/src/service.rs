@@ -100,6 +100,8 @@ struct Session {
 struct Process {
     about: Described,
     class: Class,
+    /// The class to go back to when it is resumed.
+    before: Class,
     nice: i8,
     /// The highest class and the lowest nice value that its user may set.
     ceiling: (Class, i8),
@@ -134,6 +136,7 @@ pub struct Saved {
     pid: u32,
     began: u64,
     class: Class,
+    before: Class,
     nice: i8,
     ceiling: (Class, i8),
 }
@@ -302,6 +305,7 @@ impl<W: World> Service<W> {
                 }
             }
             Request::Set { pid, class, nice } => self.set(peer, pid, class, nice).into(),
+            Request::Resume { pid } => self.resume(peer, pid).into(),
             Request::List { after } => Answer::Reply(self.list(after)),
             Request::Devices => Answer::Reply(Reply::Devices(self.devices.iter().map(|d| d.about.clone()).collect())),
         }
@@ -319,7 +323,8 @@ impl<W: World> Service<W> {
                 return Err(Refusal::Limit { what: "processes".into(), limit: MAX_PROCESSES as u64 });
             }
             let (class, nice, ceiling) = self.inherited(&about);
-            let p = Process { about, class, nice, ceiling, stuck: 0 };
+            let before = if class == Class::Suspended { Class::Normal } else { class };
+            let p = Process { about, class, before, nice, ceiling, stuck: 0 };
             self.processes.insert(pid, p);
             self.world.watch(pid);
             self.dirty = true;
@@ -426,8 +431,13 @@ impl<W: World> Service<W> {
         }
         if let Some(p) = self.processes.get_mut(&pid) {
             (p.class, p.nice) = (new_class, new_nice);
+            if new_class != Class::Suspended {
+                p.before = new_class;
+            }
             if peer.privileged {
-                let class = if rank(new_class) > rank(p.ceiling.0) { new_class } else { p.ceiling.0 };
+                // What somebody in charge says of another's process is as far as its user may go from then on.
+                let theirs = peer.uid != p.about.uid && class.is_some();
+                let class = if theirs || rank(new_class) > rank(p.ceiling.0) { new_class } else { p.ceiling.0 };
                 p.ceiling = (class, p.ceiling.1.min(new_nice));
             }
         }
@@ -441,6 +451,21 @@ impl<W: World> Service<W> {
         self.write_holds();
         self.refreshed_ns = 0;
         Ok(Reply::Done)
+    }
+
+    /// What a process had before it was suspended it may always have again, if it is still free.
+    fn resume(&mut self, peer: Peer, pid: u32) -> Result<Reply, Refusal> {
+        let p = self.known(pid)?;
+        if !peer.privileged && p.about.uid != peer.uid {
+            return Err(Refusal::NotPermitted(format!("process {pid} is another user's")));
+        }
+        if !peer.privileged && rank(p.before) > rank(p.ceiling.0) {
+            return Err(Refusal::NotPermitted(format!("process {pid} was suspended by somebody in charge")));
+        }
+        match (p.class, p.before) {
+            (Class::Suspended, before) => self.set(Peer { privileged: true, ..peer }, pid, Some(before), None),
+            _ => Ok(Reply::Done),
+        }
     }
 
     fn list(&self, after: u32) -> Reply {
@@ -625,6 +650,7 @@ impl<W: World> Service<W> {
             pid,
             began: p.about.began,
             class: p.class,
+            before: p.before,
             nice: p.nice,
             ceiling: p.ceiling,
         };
@@ -636,7 +662,7 @@ impl<W: World> Service<W> {
         for s in saved.into_iter().take(MAX_PROCESSES) {
             if let Some(about) = self.world.describe(s.pid).filter(|d| d.began == s.began) {
                 self.world.watch(s.pid);
-                let p = Process { about, class: s.class, nice: s.nice, ceiling: s.ceiling, stuck: 0 };
+                let p = Process { about, class: s.class, before: s.before, nice: s.nice, ceiling: s.ceiling, stuck: 0 };
                 self.processes.insert(s.pid, p);
             }
         }

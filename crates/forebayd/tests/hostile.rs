@@ -168,6 +168,13 @@ fn program() {
     if std::env::var_os("HOG").is_some() {
         hog(1, Duration::from_millis(1));
     }
+    if let Ok(pid) = std::env::var("RESUME") {
+        let pid: u32 = pid.parse().unwrap();
+        let c = Connection::open("other").unwrap();
+        let tries = [Request::Resume { pid }, Request::Set { pid, class: Some(Class::Background), nice: None }];
+        let all = tries.iter().all(|r| matches!(c.ask(r), Err(Error::Refused(Refusal::NotPermitted(_)))));
+        std::process::exit(if all { 0 } else { 3 });
+    }
     let other: u32 = std::env::var("OTHER").unwrap().parse().unwrap();
     let c = Connection::open("other").unwrap();
     let me = std::process::id();
@@ -213,16 +220,23 @@ fn another_user_may_lower_and_not_raise_and_touch_only_what_is_its_own() {
     // The test binary may lie where others cannot go.
     let copy = s.dir.join("other-user");
     std::fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
-    let out = std::process::Command::new(&copy)
-        .args(["program", "--exact", "--nocapture", "--ignored"])
-        .env(forebay_proto::SOCKET_VARIABLE, s.socket())
-        .env("OTHER", root_hog.pid().to_string())
-        .uid(65534)
-        .gid(65534)
-        .output()
-        .unwrap();
+    let other = |key: &str, value: String| {
+        let mut c = std::process::Command::new(&copy);
+        c.args(["program", "--exact", "--nocapture", "--ignored"]).env(forebay_proto::SOCKET_VARIABLE, s.socket());
+        c.env(key, value).uid(65534).gid(65534);
+        c
+    };
+    let out = other("OTHER", root_hog.pid().to_string()).output().unwrap();
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     assert_eq!(s.process(root_hog.pid()).unwrap().class, Class::Normal);
+    // Whoever is in charge suspends it: its user does not undo that.
+    let hog = common::Program(other("HOG", "1".into()).spawn().unwrap());
+    until("the other user's program has joined", || s.process(hog.pid()).is_some());
+    s.set(hog.pid(), Class::Suspended);
+    assert!(other("RESUME", hog.pid().to_string()).status().unwrap().success());
+    assert_eq!(s.process(hog.pid()).unwrap().class, Class::Suspended);
+    s.connect().ask(&Request::Resume { pid: hog.pid() }).unwrap();
+    assert_eq!(s.process(hog.pid()).unwrap().class, Class::Normal);
 }
 
 #[test]

@@ -1,0 +1,98 @@
+//! `forebay ps`: who uses which device, and how it is served.
+
+use forebay_proto::wire::{Level, Process, Source};
+
+use super::{as_percent, connect};
+
+/// Options of `forebay ps`.
+#[derive(clap::Args)]
+#[command(after_help = "Columns:
+  SHARE   what the program would get of the device now        USED    what it has had of it lately
+  TIME    what it has used since it began                     FROM    who says so: kernel, switches (the GPU's log),
+                                                                      nvml, program
+  BY      how its share is enforced: hardware, lock, credit (the program asks before it works)
+
+Examples:
+  forebay ps
+  forebay ps --json | jq '.[] | select(.used > 500000)'")]
+pub struct Options {
+    /// For machines; parts of a device are in millionths
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is said of a state.
+pub fn state(p: &Process) -> &'static str {
+    match (p.active, p.waiting) {
+        (true, true) => "waiting",
+        (true, false) => "running",
+        _ => "idle",
+    }
+}
+
+fn source(s: Source) -> &'static str {
+    match s {
+        Source::Kernel => "kernel",
+        Source::Switches => "switches",
+        Source::Nvml => "nvml",
+        Source::Program => "program",
+    }
+}
+
+fn level(l: Level) -> &'static str {
+    match l {
+        Level::Hardware => "hardware",
+        Level::Lock => "lock",
+        Level::Credit => "credit",
+    }
+}
+
+/// A process as JSON.
+pub fn json(p: &Process) -> serde_json::Value {
+    serde_json::json!({
+        "pid": p.pid, "uid": p.uid, "name": p.name, "device": p.device, "class": p.class.to_string(), "nice": p.nice,
+        "state": state(p), "share": p.share, "used": p.used, "spent_ns": p.spent_ns, "source": source(p.source),
+        "level": level(p.level),
+    })
+}
+
+/// The table.
+pub fn table(all: &[Process]) -> String {
+    let mut text = format!(
+        "{:>8} {:>6} {:16} {:12} {:11} {:>4} {:8} {:>8} {:>8} {:>9} {:8} {}\n",
+        "PID", "USER", "NAME", "DEVICE", "CLASS", "NICE", "STATE", "SHARE", "USED", "TIME", "FROM", "BY"
+    );
+    for p in all {
+        text += &format!(
+            "{:>8} {:>6} {:16.16} {:12.12} {:11} {:>4} {:8} {:>8} {:>8} {:>9} {:8} {}\n",
+            p.pid,
+            p.uid,
+            p.name,
+            p.device,
+            p.class,
+            p.nice,
+            state(p),
+            as_percent(p.share),
+            as_percent(p.used),
+            format!("{:.2} s", p.spent_ns as f64 / 1e9),
+            source(p.source),
+            level(p.level),
+        );
+    }
+    text.truncate(text.trim_end().len());
+    text
+}
+
+/// Lists the programs.
+pub fn run(o: &Options) -> Result<(), String> {
+    let all = connect()?.processes().map_err(|e| e.to_string())?;
+    if o.json {
+        let all: Vec<_> = all.iter().map(json).collect();
+        crate::say(&serde_json::to_string_pretty(&all).map_err(|e| e.to_string())?);
+    } else if all.is_empty() {
+        crate::say("no program is using a device through the service");
+    } else {
+        crate::say(&table(&all));
+    }
+    Ok(())
+}
