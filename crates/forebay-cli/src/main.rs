@@ -6,6 +6,7 @@ mod doctor;
 mod graph;
 mod perfetto;
 mod service;
+mod sharing;
 
 use std::process::ExitCode;
 

@@ -2,11 +2,13 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use forebay_hal::{Buffer, Device, Error, Fence, Kind, Queue, Result};
 use forebay_proto::client::Account;
+
+use super::gate::Gate;
 
 /// Invocations that may be in flight on a device when throughput counts.
 pub(crate) const DEPTH_THROUGHPUT: usize = 32;
@@ -35,8 +37,8 @@ pub(crate) struct DeviceHandle {
     pub(crate) copied: AtomicU64,
     /// Invocations issued.
     pub(crate) invocations: AtomicU64,
-    /// Credit on the device, if the service has it.
-    account: OnceLock<Account>,
+    /// The process's presence at the service, and credit on the device if the service has it.
+    served: OnceLock<(Weak<Gate>, Option<Account>)>,
 }
 
 /// The queue and the fences of the latest invocations; locked while a task is issued.
@@ -69,7 +71,7 @@ impl DeviceHandle {
             spare: Mutex::default(),
             copied: AtomicU64::new(0),
             invocations: AtomicU64::new(0),
-            account: OnceLock::new(),
+            served: OnceLock::new(),
         }))
     }
 
@@ -104,16 +106,26 @@ impl DeviceHandle {
         self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on this says when work may be issued, and hears what it took.
-    pub(crate) fn serve(&self, account: Option<Account>) {
-        if let Some(a) = account {
-            let _ = self.account.set(a);
-        }
+    /// From now on the account says when work may be issued and hears what it took, and the gate hears when all is done.
+    pub(crate) fn serve(&self, gate: &Arc<Gate>, account: Option<Account>) {
+        let _ = self.served.set((Arc::downgrade(gate), account));
+    }
+
+    fn account(&self) -> Option<&Account> {
+        self.served.get()?.1.as_ref()
+    }
+
+    /// Whether everything that was issued is done.
+    pub(crate) fn is_quiet(&self) -> bool {
+        let mut issue = self.lock();
+        // What fails has come to an end, too.
+        let _ = issue.surplus(self.depth, self.account());
+        issue.unfenced == 0 && issue.in_flight.is_empty()
     }
 
     /// Waits for credit on the device, unless `over`.
     pub(crate) fn await_credit(&self, over: impl Fn() -> bool) {
-        let Some(a) = self.account.get().filter(|a| !a.may()) else { return };
+        let Some(a) = self.account().filter(|a| !a.may()) else { return };
         forebay_hal::cpu::about_to_block();
         // What was used is known when it is found done, which somebody must look for.
         self.flush();
@@ -147,7 +159,12 @@ impl DeviceHandle {
             issue.queue.completion(fence)?
         };
         // Without the lock: others issue meanwhile.
-        completion.map_or(Ok(()), |c| c.wait())
+        let done = completion.map_or(Ok(()), |c| c.wait());
+        let gate = self.served.get().and_then(|(g, _)| g.upgrade()).filter(|g| g.has_precedence());
+        if let Some(gate) = gate.filter(|_| self.is_quiet()) {
+            gate.idle();
+        }
+        done
     }
 
     /// Ends the issue of one invocation; waits while more than the device's depth are in flight. Invocations are fenced,
@@ -162,7 +179,7 @@ impl DeviceHandle {
             self.leave_unfenced();
             return Ok(());
         }
-        let mut oldest = issue.fence(self.depth, self.account.get())?;
+        let mut oldest = issue.fence(self.depth, self.account())?;
         while let Some(fence) = oldest {
             let completion = issue.queue.completion(fence)?;
             drop(issue);
@@ -170,7 +187,7 @@ impl DeviceHandle {
                 c.wait()?;
             }
             issue = self.lock();
-            oldest = issue.surplus(self.depth, self.account.get())?;
+            oldest = issue.surplus(self.depth, self.account())?;
         }
         Ok(())
     }
@@ -227,7 +244,7 @@ impl DeviceHandle {
     pub(crate) fn flush(&self) {
         if self.unfenced.swap(false, Ordering::AcqRel) {
             // A failure here is sticky on the device and meets whoever uses it next; so does a surplus.
-            let _ = self.lock().fence(self.depth, self.account.get());
+            let _ = self.lock().fence(self.depth, self.account());
         }
     }
 

@@ -104,7 +104,12 @@ impl Gate {
         while !over() && !self.cpu.wait() {}
     }
 
-    /// A worker has run out of work.
+    /// Whether others wait while this process works.
+    pub(crate) fn has_precedence(&self) -> bool {
+        self.cpu.has_precedence()
+    }
+
+    /// A worker has run out of work, or a device of it.
     pub(crate) fn idle(&self) {
         if self.working.load(Ordering::SeqCst) == 0 {
             self.cpu.works(false);

@@ -146,11 +146,20 @@ impl RuntimeBuilder {
         let slots = devices.iter().map(|d| if d.is_host() { pool.workers() } else { 1 }).collect();
         let gate = if self.unserved { None } else { Gate::of_process() };
         if let Some(gate) = &gate {
-            for d in devices.iter().filter(|d| !d.is_host() && !d.device.info().is_cpu) {
-                d.serve(gate.account(&d.device.info().name));
+            for d in devices.iter().filter(|d| !d.is_host()) {
+                // An OpenCL device on the CPU is the CPU, which the process has credit on.
+                let info = d.device.info();
+                d.serve(gate, if info.is_cpu { None } else { gate.account(&info.name) });
             }
             let gate = Arc::downgrade(gate);
-            pool.on_idle(Box::new(move || gate.upgrade().map(|g| g.idle()).is_some()));
+            let others: Vec<_> = devices.iter().filter(|d| !d.is_host()).map(Arc::downgrade).collect();
+            pool.on_idle(Box::new(move || {
+                let Some(gate) = gate.upgrade() else { return false };
+                if gate.has_precedence() && others.iter().filter_map(std::sync::Weak::upgrade).all(|d| d.is_quiet()) {
+                    gate.idle();
+                }
+                true
+            }));
         }
         let inner = Arc::new(RuntimeInner {
             dispatcher: Dispatcher::new(self.mode, strengths, slots),
