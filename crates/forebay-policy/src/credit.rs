@@ -9,8 +9,9 @@
 //! 3. It is given by shares ([`crate::share::shares`]). A member whose demand is less than its share counts with its
 //!    demand and [`MARGIN`]; the rest flows to others, at last to `background` ones.
 //! 4. A member holds at most its part of [`FLOAT_NS`] and [`SLACK_NS`] a unit. What it cannot hold is lost, so that
-//!    others do not overtake it only because the operating system lets them run more; if the device has more than [`TOLERATED`]
-//!    of its time nothing to do because of that, those that wait get that time on top.
+//!    others do not overtake it only because the operating system lets them run more. If more than one part in
+//!    [`TOLERATED`] of the device is idle because of that, those that wait get that time on top; but not what somebody
+//!    with credit falls short of its share by: that one is being held up, and would be more.
 //! 5. `interactive` members are filled first, up to [`RESERVE`] of what the device delivers; beyond that they are
 //!    normal ones.
 //! 6. A member that has credit and does nothing for [`IDLE_TICKS`] is idle: it counts for nothing, and begins again
@@ -219,7 +220,15 @@ impl Bank {
         let as_normal =
             |m: Member| if m.class == Class::Interactive { Member { class: Class::Normal, ..m } } else { m };
         let members: Vec<Member> = self.members().into_iter().map(as_normal).collect();
-        let wants: Vec<u64> = self.accounts.values().map(|a| (a.demand / AVERAGE + MARGIN).min(WHOLE)).collect();
+        // As long as little is idle nobody's demand is known to be too small: who competes for cores stalls itself.
+        let all = (self.spent + self.spare).max(1);
+        let idle = (u128::from(self.spare) * u128::from(TOLERATED) * u128::from(WHOLE) / u128::from(all)) as u64;
+        let believed = u128::from((2 * idle).saturating_sub(WHOLE).min(WHOLE));
+        let want = |a: &Account| {
+            let more = u128::from(WHOLE.saturating_sub(a.demand / AVERAGE + MARGIN));
+            WHOLE - (more * believed / u128::from(WHOLE)) as u64
+        };
+        let wants: Vec<u64> = self.accounts.values().map(want).collect();
         let fair = match self.order {
             Order::Priority => self.in_line(&members, &wants),
             _ => shares(&members),
@@ -317,9 +326,13 @@ impl Bank {
             (i128::from(of) * i128::from(share)).checked_div(all.into()).unwrap_or(0) as i64
         };
         let waiting: u64 = self.accounts.values().filter(|a| a.balance <= 0).map(|a| a.share).sum();
-        // A little idleness is left alone: programs stall themselves, and whoever fills that gap takes more than the gap.
-        let small = (self.spent + self.spare) / TOLERATED;
-        let extra = signed(2 * self.spare.saturating_sub(small) / AVERAGE);
+        // A little idleness is left alone, and so is what somebody with credit falls short of its share by: it is being
+        // held up, and whoever fills its gaps holds it up more.
+        let all = self.spent + self.spare;
+        let due = |a: &Account| (u128::from(all) * u128::from(a.share) / u128::from(WHOLE)) as u64;
+        let able = self.accounts.values().filter(|a| a.member.active && a.balance > 0);
+        let short: u64 = able.map(|a| due(a).saturating_sub(a.average)).sum();
+        let extra = signed(2 * self.spare.saturating_sub(all / TOLERATED).saturating_sub(short) / AVERAGE);
         for a in self.accounts.values_mut().filter(|a| a.share > 0) {
             let cap = slack + (float * i128::from(a.share) / i128::from(WHOLE)) as i64;
             let waits = a.balance <= 0;

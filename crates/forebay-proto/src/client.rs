@@ -75,14 +75,17 @@ impl Connection {
     /// # Errors
     /// [`Error`].
     pub fn open(name: &str) -> Result<Self> {
-        let paths = crate::socket_paths();
-        for p in &paths {
+        Self::first_of(&crate::socket_paths(), name)
+    }
+
+    fn first_of(paths: &[PathBuf], name: &str) -> Result<Self> {
+        for p in paths {
             match Self::open_at(p, name) {
                 Err(Error::Io { why: rustix::io::Errno::NOENT | rustix::io::Errno::CONNREFUSED, .. }) => {}
                 other => return other,
             }
         }
-        Err(Error::Absent(paths))
+        Err(Error::Absent(paths.to_vec()))
     }
 
     /// Connects to the service at this path.
@@ -183,6 +186,8 @@ fn ask(socket: &OwnedFd, request: &Request) -> Result<(Reply, Vec<OwnedFd>)> {
 /// A program's presence at the service.
 pub struct Session {
     name: String,
+    /// Where the service's socket may be.
+    paths: Vec<PathBuf>,
     state: Mutex<State>,
     pages: Pages,
     /// There is no service: everything is allowed.
@@ -207,12 +212,20 @@ struct Pages {
 }
 
 impl Session {
-    /// Registers with the service.
+    /// Registers with the service of this machine or user.
     ///
     /// # Errors
     /// [`Error::Absent`] when there is none; [`Error`].
     pub fn open(name: &str) -> Result<Arc<Self>> {
-        let connection = Connection::open(name)?;
+        Self::open_at(crate::socket_paths(), name)
+    }
+
+    /// Registers with the first service that is found at one of these paths.
+    ///
+    /// # Errors
+    /// As [`Session::open`].
+    pub fn open_at(paths: Vec<PathBuf>, name: &str) -> Result<Arc<Self>> {
+        let connection = Connection::first_of(&paths, name)?;
         let [global, client, program, _] = &connection.files;
         let pages = Pages {
             global: Mapped::open(global.as_fd(), false).map_err(io("map the global page"))?,
@@ -221,6 +234,7 @@ impl Session {
         };
         let session = Arc::new(Session {
             name: name.to_owned(),
+            paths,
             state: Mutex::new(State { connection: Some(Arc::new(connection)), joined: Vec::new() }),
             pages,
             free: AtomicBool::new(false),
@@ -261,7 +275,7 @@ impl Session {
     /// [`Error`].
     pub fn join(self: &Arc<Self>, device: &str) -> Result<Account> {
         let mut state = self.state();
-        let connection = state.connection.clone().ok_or_else(|| Error::Absent(crate::socket_paths()))?;
+        let connection = state.connection.clone().ok_or_else(|| Error::Absent(self.paths.clone()))?;
         let (number, metered) = join(&connection, device)?;
         let number = usize::from(number);
         if number != state.joined.len() || number >= crate::page::MAX_DEVICES {
@@ -272,7 +286,7 @@ impl Session {
     }
 
     fn reconnect(&self) -> Result<()> {
-        let connection = Connection::open(&self.name)?;
+        let connection = Connection::first_of(&self.paths, &self.name)?;
         let mut state = self.state();
         for (at, (device, _)) in state.joined.iter().enumerate() {
             if usize::from(join(&connection, device)?.0) != at {

@@ -7,6 +7,7 @@ mod ptask;
 mod report;
 mod schedulers;
 pub mod schema;
+mod sharing;
 
 use std::path::PathBuf;
 
@@ -65,6 +66,12 @@ pub enum Bench {
     },
     /// PTask's figures 12 and 13: competing graphs, and two devices over one
     Schedulers,
+    /// Programs that share a device through the service: shares, latency, and what it costs
+    Sharing {
+        /// Only this kind of device: cpu, opencl
+        #[arg(long)]
+        device: Option<forebay::Kind>,
+    },
     /// The conformance suite on every device here
     Conformance,
     /// Render all committed results as one page
@@ -97,6 +104,7 @@ pub fn run(bench: &Bench, output: &Output) -> Result<(), String> {
         Bench::Ptask { device, full } => Report::new("ptask", ptask::run(*device, *full).map_err(text)?),
         Bench::Fusion { device } => Report::new("fusion", ptask::chains(*device).map_err(text)?),
         Bench::Schedulers => Report::new("schedulers", schedulers::run().map_err(text)?),
+        Bench::Sharing { device } => Report::new("sharing", sharing::run(*device)?),
         Bench::Conformance => Report::new("conformance", conformance::run()),
         Bench::Dispatch { profile: Some(case) } => {
             let ns = dispatch::profile(case).map_err(text)?;

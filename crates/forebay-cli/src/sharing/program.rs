@@ -15,7 +15,8 @@ const LENGTH: usize = 4096;
 const TRIAL: u32 = 128;
 /// Measurements of each length, of which the quickest counts.
 const TRIALS: usize = 5;
-/// Items that an endless program has on their way.
+/// What an endless program has on its way, µs of the device, and items at least.
+const AHEAD_US: u64 = 1500;
 const AHEAD: usize = 3;
 /// Between two lines of report.
 const REPORT: Duration = Duration::from_millis(50);
@@ -43,7 +44,7 @@ pub struct Options {
     device: Kind,
 }
 
-fn graph(kind: Kind, chains: usize, rounds: u32) -> forebay::Result<(Graph, Vec<(Feed, Drain)>)> {
+fn graph(kind: Kind, chains: usize, ahead: usize, rounds: u32) -> forebay::Result<(Graph, Vec<(Feed, Drain)>)> {
     let t = Template::array::<f32>([LENGTH]);
     let mut g = Graph::new("blur");
     let mut ends = Vec::new();
@@ -67,7 +68,7 @@ fn graph(kind: Kind, chains: usize, rounds: u32) -> forebay::Result<(Graph, Vec<
             task.kernels(kind, [Launch::new(Source::Portable(BLUR.into()), "blur", args)])
         };
         let id = g.add(task)?;
-        ends.push((g.feed((id, "x"), AHEAD)?, g.drain((id, "y"), AHEAD)?));
+        ends.push((g.feed((id, "x"), ahead)?, g.drain((id, "y"), ahead)?));
     }
     Ok((g, ends))
 }
@@ -87,7 +88,7 @@ fn once(run: &Running, (feed, drain): (Feed, Drain)) -> forebay::Result<()> {
 fn calibrate(rt: &Runtime, kind: Kind, by_clock: bool, task: Duration) -> forebay::Result<u32> {
     // What an item costs besides is in both lengths, and compilers and the like are not in the quickest of a few.
     let quickest = |rounds: u32| -> forebay::Result<u64> {
-        let (g, ends) = graph(kind, 1, rounds)?;
+        let (g, ends) = graph(kind, 1, AHEAD, rounds)?;
         let run = rt.start(g)?;
         let mut least = u64::MAX;
         for _ in 0..TRIALS {
@@ -116,9 +117,10 @@ pub fn run(o: &Options) -> Result<(), String> {
     let device = forebay::hal::discover(&[o.device]).0.into_iter().next();
     let by_clock = device.is_some_and(|d| !d.info().is_cpu && o.device != Kind::Cpu);
     let rounds = calibrate(&rt, o.device, by_clock, Duration::from_micros(o.task_us)).map_err(text)?;
+    let ahead = AHEAD.max((AHEAD_US / o.task_us.max(1)) as usize);
     // An endless program uses all cores; one of few items has one at a time.
     let chains = if o.period_ms.is_none() && o.device == Kind::Cpu { rt.workers() } else { 1 };
-    let (g, ends) = graph(o.device, chains, rounds).map_err(text)?;
+    let (g, ends) = graph(o.device, chains, ahead, rounds).map_err(text)?;
     let run = rt.start(g).map_err(text)?;
     let items = AtomicU64::new(0);
     let latencies = Mutex::new(Vec::new());
@@ -128,7 +130,7 @@ pub fn run(o: &Options) -> Result<(), String> {
             s.spawn(move || {
                 let mut next = Instant::now();
                 if o.period_ms.is_none() {
-                    (1..AHEAD).for_each(|_| {
+                    (1..ahead).for_each(|_| {
                         run.push(end.0, item().unwrap_or_else(|e| failed(&e))).unwrap_or_else(|e| failed(&e))
                     });
                 }

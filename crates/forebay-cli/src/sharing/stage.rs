@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use forebay::Kind;
-use forebay_proto::client::Connection;
+use forebay_proto::client::{Connection, Session};
 use forebay_proto::wire::{Class, Request};
 use forebayd::service::World as _;
 use forebayd::system::System;
@@ -82,6 +82,11 @@ impl Stage {
 
     fn connect(&self) -> Result<Connection, String> {
         Connection::open_at(&self.socket(), "stage").map_err(|e| e.to_string())
+    }
+
+    /// A presence of this process at the service.
+    pub fn session(&self, name: &str) -> Result<Arc<Session>, forebay_proto::client::Error> {
+        Session::open_at(vec![self.socket()], name)
     }
 
     /// The service's process.

@@ -146,14 +146,15 @@ fn nice_values_count_as_for_the_processor() {
 #[test]
 fn what_one_does_not_use_others_get() {
     // The first one may have 80 %, but one worker of two is all that it has. While the other one runs on both cores the
-    // operating system lets it have a third of the machine; credits say when the other one rests, not on which core.
+    // operating system lets it have a third of the machine; credits say when the other one rests, not on which core. As
+    // it has less than it could use, what is idle is left idle (rule 4): a seventh of the machine in this, the worst case.
     let mut m = Machine::new(2, Order::Share);
     m.add(1, Class::Custom(800_000), 0, busy(1, 1000));
     m.add(2, Class::Normal, 0, busy(2, 1000));
     m.run(1000);
     let got = m.run(5000);
     assert!(got[&1] > 333_334, "{got:?}");
-    assert!(got[&1] + got[&2] > 900_000, "{got:?}");
+    assert!(got[&1] + got[&2] > 850_000, "{got:?}");
 
     // A background program lives on what is left over, and on everything when it is alone.
     let mut m = Machine::new(2, Order::Share);
@@ -161,7 +162,7 @@ fn what_one_does_not_use_others_get() {
     m.add(2, Class::Background, 0, busy(2, 1000));
     m.run(1000);
     let got = m.run(5000);
-    assert!(got[&1] > 333_334 && got[&1] + got[&2] > 900_000, "{got:?}");
+    assert!(got[&1] > 333_334 && got[&1] + got[&2] > 850_000, "{got:?}");
     m.programs.get_mut(&1).unwrap().0.rest_us = 1_000_000_000;
     m.run(1000);
     assert!(m.run(1000)[&2] > 950_000);

@@ -11,7 +11,7 @@
 //! 4. An interactive process tells when its first worker begins and when the last one runs out of work.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use forebay_hal::cpu::{Pool, UNKNOWN_NS};
@@ -27,8 +27,11 @@ const LEAST_NS: u32 = 50;
 /// The process's presence.
 pub(crate) struct Gate {
     cpu: Account,
+    cores: u64,
     /// Workers that have something to do, while that matters to others.
     working: AtomicU32,
+    /// The runtime's threads are not all that work: a device of it uses the CPU, too.
+    others_work: AtomicBool,
 }
 
 thread_local! {
@@ -57,9 +60,16 @@ impl Gate {
         let name = std::path::Path::new(&name).file_name().unwrap_or_default().to_string_lossy().into_owned();
         // Why there is none is for `forebay doctor` to say: a program runs without.
         let session = Session::open(&name).ok()?;
-        let gate = Arc::new(Gate { cpu: Account::cpu(&session).ok()?, working: AtomicU32::new(0) });
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
+        let cpu = Account::cpu(&session).ok()?;
+        let gate = Arc::new(Gate { cpu, cores, working: AtomicU32::new(0), others_work: AtomicBool::new(false) });
         *held = Arc::downgrade(&gate);
         Some(gate)
+    }
+
+    /// From now on the process can use more of the CPU than its workers.
+    pub(crate) fn others_work(&self) {
+        self.others_work.store(true, Ordering::Relaxed);
     }
 
     /// An account on another device, if the service has it.
@@ -92,9 +102,9 @@ impl Gate {
         SINCE.set(0);
         self.cpu.look();
         let workers = pool.workers();
-        let busy = workers.saturating_sub(pool.sleepers()).max(1) as u64;
-        let cores = std::thread::available_parallelism().map_or(1, |n| n.get()) as u64;
-        self.cpu.demands((busy * 1_000_000 / cores).min(1_000_000) as u32);
+        let sleepers = if self.others_work.load(Ordering::Relaxed) { 0 } else { pool.sleepers() };
+        let part = workers.saturating_sub(sleepers).max(1) as u64 * 1_000_000 / self.cores;
+        self.cpu.demands(part.min(1_000_000) as u32);
     }
 
     #[cold]

@@ -149,6 +149,9 @@ impl RuntimeBuilder {
             for d in devices.iter().filter(|d| !d.is_host()) {
                 // An OpenCL device on the CPU is the CPU, which the process has credit on.
                 let info = d.device.info();
+                if info.is_cpu {
+                    gate.others_work();
+                }
                 d.serve(gate, if info.is_cpu { None } else { gate.account(&info.name) });
             }
             let gate = Arc::downgrade(gate);

@@ -1,0 +1,170 @@
+//! `forebay bench sharing`: real programs on one device through credit, against what the operating system does by itself.
+
+use std::time::{Duration, Instant};
+
+use forebay::Kind;
+use forebay_proto::client::Account;
+use forebay_proto::wire::Class;
+use forebayd::service::World as _;
+use forebayd::system::System;
+
+use super::schema::Row;
+use crate::sharing::{Stage, quantile};
+
+/// Shares in percent, and the tasks' lengths, µs; Proteus's figure 5 is the last one.
+const CASES: [(&str, &[u32], &[u64]); 4] = [
+    ("40:30:20:10", &[40, 30, 20, 10], &[100, 1000, 5000, 20_000]),
+    ("10:20:30:40", &[10, 20, 30, 40], &[100, 1000, 5000, 20_000]),
+    ("97:1:1:1", &[97, 1, 1, 1], &[1000, 1000, 1000, 1000]),
+    ("25:25:25:10:10:5", &[25, 25, 25, 10, 10, 5], &[1000, 1000, 1000, 1000, 1000, 1000]),
+];
+/// Allowed distance from a share, in points.
+const POINTS: f64 = 3.0;
+const MEASURED: Duration = Duration::from_secs(5);
+const SETTLED: Duration = Duration::from_secs(1);
+/// Programs while the service's own cost is measured.
+const MANY: usize = 10;
+
+/// With a target that is a limit of our figure itself.
+fn below(mut row: Row, limit: f64, unit: &str) -> Row {
+    row.target = format!("≤ {limit} {unit}");
+    row.ratio = row.ours.map(|v| v / limit);
+    row.met = row.ours.map(|v| v <= limit);
+    row
+}
+
+fn shares(device: Kind, rows: &mut Vec<Row>) -> Result<(), String> {
+    for (name, percent, tasks) in CASES {
+        let mut got = Vec::new();
+        for served in [true, false] {
+            let stage = Stage::new(served)?;
+            let mut all = Vec::new();
+            for (p, task) in percent.iter().zip(tasks) {
+                let a = stage.program(device, *task, None)?;
+                if served {
+                    stage.set(&a, Class::Custom(p * 10_000))?;
+                }
+                all.push(a);
+            }
+            let all: Vec<_> = all.iter().collect();
+            stage.watch(&all, SETTLED, |_| {});
+            got.push(stage.watch(&all, MEASURED, |_| {}));
+        }
+        let sum = |n: usize| got[n].iter().map(|s| s.cores).sum::<f64>();
+        let part = |n: usize, i: usize| got[n][i].cores / sum(n) * 100.0;
+        let worst = (0..percent.len()).map(|i| (part(0, i) - f64::from(percent[i])).abs()).fold(0.0, f64::max);
+        let default = (0..percent.len()).map(|i| (part(1, i) - f64::from(percent[i])).abs()).fold(0.0, f64::max);
+        let case = format!("{}, shares {name}: farthest from its share", device.name());
+        rows.push(below(Row::new(case, "points", Some(worst)).peer("default", Some(default)), POINTS, "points"));
+        let case = format!("{}, shares {name}: cores in use", device.name());
+        rows.push(Row::new(case, "cores", Some(sum(0))).peer("default", Some(sum(1))));
+    }
+    Ok(())
+}
+
+fn interactive(device: Kind, rows: &mut Vec<Row>) -> Result<(), String> {
+    let run = |served: bool, hog: bool| -> Result<(f64, f64, f64), String> {
+        let stage = Stage::new(served)?;
+        let first = stage.program(device, 4000, Some(20))?;
+        let hog = hog.then(|| stage.program(device, 500, None)).transpose()?;
+        if let Some(hog) = hog.as_ref().filter(|_| served) {
+            stage.set(&first, Class::Interactive)?;
+            stage.set(hog, Class::Background)?;
+        }
+        let all: Vec<_> = std::iter::once(&first).chain(&hog).collect();
+        stage.watch(&all, SETTLED, |_| {});
+        let s = stage.watch(&all, 2 * MEASURED, |_| {});
+        let l = &s[0].latencies_ms;
+        Ok((quantile(l, 0.5), quantile(l, 0.99), s.get(1).map_or(0.0, |h| h.rate)))
+    };
+    let (alone, default, ours) = (run(false, false)?, run(false, true)?, run(true, true)?);
+    for (what, get) in [("median", 0), ("p99", 1)] {
+        let of = |v: (f64, f64, f64)| Some(if get == 0 { v.0 } else { v.1 });
+        let row = Row::new(format!("{}, interactive beside a hog: {what}", device.name()), "ms", of(ours));
+        rows.push(row.peer("default", of(default)).peer("alone", of(alone)));
+    }
+    let row = Row::new(format!("{}, the hog beside it", device.name()), "items/s", Some(ours.2));
+    rows.push(row.peer("default", Some(default.2)));
+    Ok(())
+}
+
+/// What asking and reading cost, in this process.
+fn client(rows: &mut Vec<Row>) -> Result<(), String> {
+    const N: u64 = 20_000_000;
+    let stage = Stage::new(true)?;
+    let text = |e: forebay_proto::client::Error| e.to_string();
+    let session = stage.session("bench").map_err(text)?;
+    let account = Account::cpu(&session).map_err(text)?;
+    let best = |f: &dyn Fn()| {
+        let one = || {
+            let begun = Instant::now();
+            f();
+            begun.elapsed().as_secs_f64() * 1e9 / N as f64
+        };
+        (0..5).map(|_| one()).fold(f64::MAX, f64::min)
+    };
+    let take = best(&|| {
+        for _ in 0..N {
+            if std::hint::black_box(account.may()) {
+                account.took(1);
+            }
+        }
+    });
+    rows.push(below(Row::new("a credit taken, uncontended", "ns", Some(take)), 20.0, "ns"));
+    let load = best(&|| {
+        for _ in 0..N {
+            std::hint::black_box(session.load(0));
+        }
+    });
+    rows.push(below(Row::new("the global page read", "ns", Some(load)), 50.0, "ns"));
+    let standing = best(&|| {
+        for _ in 0..N {
+            std::hint::black_box(account.standing());
+        }
+    });
+    rows.push(below(Row::new("the private page read", "ns", Some(standing)), 50.0, "ns"));
+    Ok(())
+}
+
+fn cost(rows: &mut Vec<Row>) -> Result<(), String> {
+    let stage = Stage::new(true)?;
+    let pid = stage.service_pid().ok_or("no service")?;
+    let all: Vec<_> = (0..MANY).map(|_| stage.program(Kind::Cpu, 1000, None)).collect::<Result<_, _>>()?;
+    let all: Vec<_> = all.iter().collect();
+    stage.watch(&all, SETTLED, |_| {});
+    let used = || System::default().cpu_time_ns(pid).unwrap_or(0);
+    let (before, begun) = (used(), Instant::now());
+    std::thread::sleep(MEASURED);
+    let percent = (used() - before) as f64 / begun.elapsed().as_nanos() as f64 * 100.0;
+    let memory = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let kib = memory.lines().find_map(|l| l.strip_prefix("VmRSS:")?.split_whitespace().next()?.parse::<f64>().ok());
+    rows.push(below(
+        Row::new(format!("the service with {MANY} saturating programs"), "% of a core", Some(percent)),
+        1.0,
+        "%",
+    ));
+    rows.push(below(Row::new("the service's memory", "MB", kib.map(|k| k * 1024.0 / 1e6)), 20.0, "MB"));
+    Ok(())
+}
+
+/// All of it, on these kinds of device.
+pub fn run(device: Option<Kind>) -> Result<Vec<Row>, String> {
+    let mut rows = Vec::new();
+    let here: Vec<Kind> = match device {
+        Some(d) => vec![d],
+        None => {
+            let cl = forebay::hal::discover(&[Kind::OpenCl]).0;
+            let cpu_cl = cl.iter().any(|d| d.info().is_cpu).then_some(Kind::OpenCl);
+            std::iter::once(Kind::Cpu).chain(cpu_cl).collect()
+        }
+    };
+    for d in here {
+        eprintln!("sharing: {}", d.name());
+        shares(d, &mut rows)?;
+        interactive(d, &mut rows)?;
+    }
+    eprintln!("sharing: what it costs");
+    client(&mut rows)?;
+    cost(&mut rows)?;
+    Ok(rows)
+}
