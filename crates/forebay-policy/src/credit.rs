@@ -10,7 +10,7 @@
 //!    demand and [`MARGIN`]; the rest flows to others, at last to `background` ones.
 //! 4. A member holds at most its part of [`FLOAT_NS`] and [`SLACK_NS`] a unit. What it cannot hold is lost, so that
 //!    others do not overtake it only because the operating system lets them run more. If more than one part in
-//!    [`TOLERATED`] of the device is idle because of that, those that wait get that time on top; but not what somebody
+//!    [`TOLERATED`] of the device is idle because of that, those that have little left get that time on top; but not what somebody
 //!    with credit falls short of its share by: that one is being held up, and would be more.
 //! 5. `interactive` members are filled first, up to [`RESERVE`] of what the device delivers; beyond that they are
 //!    normal ones.
@@ -111,6 +111,8 @@ pub struct Bank {
     /// Averages over all, ns times [`AVERAGE`].
     spent: u64,
     spare: u64,
+    /// What those that wait get on top at a tick, ns.
+    bonus: i64,
 }
 
 fn signed(v: u64) -> i64 {
@@ -125,7 +127,7 @@ impl Bank {
     /// A bank for a device that can do so many things at a time (cores).
     pub fn new(units: u32, order: Order) -> Self {
         let units = u64::from(units.clamp(1, 1 << 16));
-        Bank { units, order, accounts: BTreeMap::new(), reserve_ns: 0, spent: 0, spare: 0 }
+        Bank { units, order, accounts: BTreeMap::new(), reserve_ns: 0, spent: 0, spare: 0, bonus: 0 }
     }
 
     fn members(&self) -> Vec<Member> {
@@ -325,18 +327,25 @@ impl Bank {
         let part = |of: i64, share: u64, all: u64| {
             (i128::from(of) * i128::from(share)).checked_div(all.into()).unwrap_or(0) as i64
         };
-        let waiting: u64 = self.accounts.values().filter(|a| a.balance <= 0).map(|a| a.share).sum();
+        // Background members have no share while others seem to want everything; then they count as equals.
+        let weight =
+            |a: &Account, any: bool| if any { a.share } else { u64::from(a.member.class == Class::Background) };
+        let waits = |a: &Account| a.balance < slack / 2 && a.member.active;
+        let any = self.accounts.values().any(|a| waits(a) && a.share > 0);
+        let waiting: u64 = self.accounts.values().filter(|a| waits(a)).map(|a| weight(a, any)).sum();
         // A little idleness is left alone, and so is what somebody with credit falls short of its share by: it is being
         // held up, and whoever fills its gaps holds it up more.
         let all = self.spent + self.spare;
         let due = |a: &Account| (u128::from(all) * u128::from(a.share) / u128::from(WHOLE)) as u64;
         let able = self.accounts.values().filter(|a| a.member.active && a.balance > 0);
-        let short: u64 = able.map(|a| due(a).saturating_sub(a.average)).sum();
-        let extra = signed(2 * self.spare.saturating_sub(all / TOLERATED).saturating_sub(short) / AVERAGE);
-        for a in self.accounts.values_mut().filter(|a| a.share > 0) {
+        // Who uses less than half of it does so by its own choice, whatever it says that it demands.
+        let short: u64 = able.filter(|a| a.average >= due(a) / 2).map(|a| due(a).saturating_sub(a.average)).sum();
+        let missing = signed(self.spare) - signed(all / TOLERATED) - signed(short);
+        self.bonus = (self.bonus + missing / signed(AVERAGE * AVERAGE)).clamp(0, signed(all / AVERAGE));
+        let extra = self.bonus;
+        for a in self.accounts.values_mut() {
             let cap = slack + (float * i128::from(a.share) / i128::from(WHOLE)) as i64;
-            let waits = a.balance <= 0;
-            let gets = part(pot, a.share, WHOLE) + if waits { part(extra, a.share, waiting) } else { 0 };
+            let gets = part(pot, a.share, WHOLE) + if waits(a) { part(extra, weight(a, any), waiting) } else { 0 };
             a.balance = a.balance.saturating_add(gets).min(cap.max(a.balance));
         }
     }

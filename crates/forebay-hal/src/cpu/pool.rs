@@ -62,8 +62,9 @@ pub(super) struct Shared {
     idle_hooks: Mutex<Vec<IdleHook>>,
 }
 
-/// What a worker calls when it has run out of work: false when it is not needed any more.
-pub type IdleHook = Box<dyn Fn() -> bool + Send>;
+/// What a worker calls when it has run out of work, with the number of others that sleep: false when it is not needed any
+/// more.
+pub type IdleHook = Box<dyn Fn(usize) -> bool + Send>;
 
 /// A pool of worker threads. Dropping it stops and joins them; jobs not yet begun are then abandoned.
 pub struct Pool {
@@ -387,7 +388,7 @@ impl Worker {
         let s = &*self.shared;
         // Another worker in here does the same.
         if let Ok(mut hooks) = s.idle_hooks.try_lock() {
-            hooks.retain(|h| h());
+            hooks.retain(|h| h(s.sleepers.load(Ordering::Relaxed)));
         }
         loop {
             // At most half of the workers search at a time: work then tends to stay on the cores where its data is.

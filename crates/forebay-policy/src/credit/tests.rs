@@ -28,6 +28,8 @@ struct Machine {
     programs: BTreeMap<u64, (Program, Vec<Worker>)>,
     spent_ns: BTreeMap<u64, u64>,
     now_us: u64,
+    /// A program that always says that it wants everything.
+    liar: Option<u64>,
 }
 
 const STEP_US: u64 = 50;
@@ -35,7 +37,7 @@ const STEP_US: u64 = 50;
 impl Machine {
     fn new(units: u64, order: Order) -> Self {
         let bank = Bank::new(units as u32, order);
-        Machine { units, foreign: 0, bank, programs: BTreeMap::new(), spent_ns: BTreeMap::new(), now_us: 0 }
+        Machine { units, foreign: 0, bank, programs: BTreeMap::new(), spent_ns: BTreeMap::new(), now_us: 0, liar: None }
     }
 
     fn add(&mut self, id: u64, class: Class, nice: i32, p: Program) {
@@ -91,7 +93,8 @@ impl Machine {
                 let demand = |id: u64| {
                     let (_, workers) = self.programs.get(&id)?;
                     let wants = workers.iter().filter(|w| !matches!(w, Worker::Resting(1..))).count() as u64;
-                    Some(Report { spent_ns: self.spent_ns[&id], demand: wants * WHOLE / self.units })
+                    let demand = if self.liar == Some(id) { WHOLE } else { wants * WHOLE / self.units };
+                    Some(Report { spent_ns: self.spent_ns[&id], demand })
                 };
                 self.bank.tick(TICK_NS, std::mem::take(&mut spare), demand);
             }
@@ -166,6 +169,17 @@ fn what_one_does_not_use_others_get() {
     m.programs.get_mut(&1).unwrap().0.rest_us = 1_000_000_000;
     m.run(1000);
     assert!(m.run(1000)[&2] > 950_000);
+}
+
+#[test]
+fn a_program_that_claims_to_want_everything_does_not_starve_background_ones() {
+    let mut m = Machine::new(2, Order::Share);
+    m.liar = Some(1);
+    m.add(1, Class::Normal, 0, Program { workers: 1, task_us: 2000, rest_us: 8000 });
+    m.add(2, Class::Background, 0, busy(2, 1000));
+    m.run(1000);
+    let got = m.run(2000);
+    assert!(got[&2] > 700_000, "{got:?} {:?}", m.bank);
 }
 
 #[test]

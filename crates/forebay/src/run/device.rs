@@ -160,9 +160,9 @@ impl DeviceHandle {
         };
         // Without the lock: others issue meanwhile.
         let done = completion.map_or(Ok(()), |c| c.wait());
-        let gate = self.served.get().and_then(|(g, _)| g.upgrade()).filter(|g| g.has_precedence());
+        let gate = self.served.get().and_then(|(g, _)| g.upgrade());
         if let Some(gate) = gate.filter(|_| self.is_quiet()) {
-            gate.idle();
+            gate.is_quiet();
         }
         done
     }

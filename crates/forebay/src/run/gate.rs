@@ -11,7 +11,7 @@
 //! 4. An interactive process tells when its first worker begins and when the last one runs out of work.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use forebay_hal::cpu::{Pool, UNKNOWN_NS};
@@ -28,8 +28,13 @@ const LEAST_NS: u32 = 50;
 pub(crate) struct Gate {
     cpu: Account,
     cores: u64,
+    /// Workers, and how many of them slept when one last looked.
+    workers: usize,
+    asleep: AtomicUsize,
     /// Workers that have something to do, while that matters to others.
     working: AtomicU32,
+    /// Somebody ran out of work since the demand was last said.
+    rested: AtomicBool,
     /// The runtime's threads are not all that work: a device of it uses the CPU, too.
     others_work: AtomicBool,
 }
@@ -50,7 +55,7 @@ impl Drop for Counted {
 
 impl Gate {
     /// The presence of this process; none without a service.
-    pub(crate) fn of_process() -> Option<Arc<Gate>> {
+    pub(crate) fn of_process(workers: usize) -> Option<Arc<Gate>> {
         static GATE: Mutex<Weak<Gate>> = Mutex::new(Weak::new());
         let mut held = GATE.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(g) = held.upgrade() {
@@ -62,7 +67,15 @@ impl Gate {
         let session = Session::open(&name).ok()?;
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
         let cpu = Account::cpu(&session).ok()?;
-        let gate = Arc::new(Gate { cpu, cores, working: AtomicU32::new(0), others_work: AtomicBool::new(false) });
+        let gate = Arc::new(Gate {
+            cpu,
+            cores,
+            workers,
+            asleep: AtomicUsize::new(0),
+            working: AtomicU32::new(0),
+            rested: AtomicBool::new(false),
+            others_work: AtomicBool::new(false),
+        });
         *held = Arc::downgrade(&gate);
         Some(gate)
     }
@@ -83,7 +96,7 @@ impl Gate {
         let cost = if cost_ns == UNKNOWN_NS { GUESS_NS } else { cost_ns.max(LEAST_NS) };
         let since = SINCE.get().saturating_add(cost);
         SINCE.set(since);
-        if since >= LOOK_NS {
+        if since >= LOOK_NS || self.rested.load(Ordering::Relaxed) {
             self.look(pool);
         }
         let counted = self.cpu.has_precedence().then(|| {
@@ -100,11 +113,16 @@ impl Gate {
     #[cold]
     fn look(&self, pool: &Pool) {
         SINCE.set(0);
+        self.rested.store(false, Ordering::Relaxed);
         self.cpu.look();
-        let workers = pool.workers();
-        let sleepers = if self.others_work.load(Ordering::Relaxed) { 0 } else { pool.sleepers() };
-        let part = workers.saturating_sub(sleepers).max(1) as u64 * 1_000_000 / self.cores;
-        self.cpu.demands(part.min(1_000_000) as u32);
+        self.asleep.store(pool.sleepers(), Ordering::Relaxed);
+        let others = self.others_work.load(Ordering::Relaxed);
+        self.demands(if others { self.workers } else { self.workers.saturating_sub(pool.sleepers()).max(1) });
+    }
+
+    fn demands(&self, threads: usize) {
+        let part = (threads as u64 * 1_000_000 / self.cores).clamp(1, 1_000_000);
+        self.cpu.demands(part as u32);
     }
 
     #[cold]
@@ -114,14 +132,26 @@ impl Gate {
         while !over() && !self.cpu.wait() {}
     }
 
-    /// Whether others wait while this process works.
-    pub(crate) fn has_precedence(&self) -> bool {
-        self.cpu.has_precedence()
+    /// A worker has run out of work, and so many sleep then; `quiet` says that no device has any work.
+    pub(crate) fn rests(&self, asleep: usize, quiet: bool) {
+        self.asleep.store(asleep, Ordering::Relaxed);
+        let busy = !quiet && self.others_work.load(Ordering::Relaxed);
+        self.demands(if busy { self.workers } else { self.workers.saturating_sub(asleep) });
+        self.rested.store(true, Ordering::Relaxed);
+        if quiet {
+            self.over();
+        }
     }
 
-    /// A worker has run out of work, or a device of it.
-    pub(crate) fn idle(&self) {
-        if self.working.load(Ordering::SeqCst) == 0 {
+    /// A device has nothing left to do.
+    pub(crate) fn is_quiet(&self) {
+        self.demands(self.workers.saturating_sub(self.asleep.load(Ordering::Relaxed)));
+        self.rested.store(true, Ordering::Relaxed);
+        self.over();
+    }
+
+    fn over(&self) {
+        if self.cpu.has_precedence() && self.working.load(Ordering::SeqCst) == 0 {
             self.cpu.works(false);
         }
     }

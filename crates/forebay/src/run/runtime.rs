@@ -144,7 +144,7 @@ impl RuntimeBuilder {
         let strengths = devices.iter().map(|d| d.device.info().strength).collect();
         // A worker issues one invocation at a time to an accelerator; `depth` bounds what runs behind it.
         let slots = devices.iter().map(|d| if d.is_host() { pool.workers() } else { 1 }).collect();
-        let gate = if self.unserved { None } else { Gate::of_process() };
+        let gate = if self.unserved { None } else { Gate::of_process(pool.workers()) };
         if let Some(gate) = &gate {
             for d in devices.iter().filter(|d| !d.is_host()) {
                 // An OpenCL device on the CPU is the CPU, which the process has credit on.
@@ -154,13 +154,12 @@ impl RuntimeBuilder {
                 }
                 d.serve(gate, if info.is_cpu { None } else { gate.account(&info.name) });
             }
+            // As below: nothing that could become the last owner of anything.
             let gate = Arc::downgrade(gate);
             let others: Vec<_> = devices.iter().filter(|d| !d.is_host()).map(Arc::downgrade).collect();
-            pool.on_idle(Box::new(move || {
+            pool.on_idle(Box::new(move |asleep| {
                 let Some(gate) = gate.upgrade() else { return false };
-                if gate.has_precedence() && others.iter().filter_map(std::sync::Weak::upgrade).all(|d| d.is_quiet()) {
-                    gate.idle();
-                }
+                gate.rests(asleep + 1, others.iter().filter_map(std::sync::Weak::upgrade).all(|d| d.is_quiet()));
                 true
             }));
         }
@@ -177,7 +176,7 @@ impl RuntimeBuilder {
         // Only the devices: a hook that kept the runtime alive for a moment could become its last owner.
         let asynchronous: Vec<_> = inner.devices.iter().filter(|d| !d.is_host()).map(Arc::downgrade).collect();
         if !asynchronous.is_empty() {
-            inner.pool.on_idle(Box::new(move || {
+            inner.pool.on_idle(Box::new(move |_| {
                 let alive: Vec<_> = asynchronous.iter().filter_map(std::sync::Weak::upgrade).collect();
                 alive.iter().for_each(|d| d.flush());
                 !alive.is_empty()
