@@ -95,6 +95,18 @@ impl Client {
     }
 }
 
+impl Client {
+    /// Lets channels on the GPU, whoever took them off: each that is still there, whatever has become of others.
+    pub fn release(&self, channels: &[Handle]) {
+        for some in channels.chunks(MAX_CHANNELS) {
+            // One that has gone with its process spoils the call for all others in it.
+            if self.schedule(some, true).is_err() {
+                some.iter().for_each(|h| drop(self.schedule(std::slice::from_ref(h), true)));
+            }
+        }
+    }
+}
+
 impl Drop for Client {
     fn drop(&mut self) {
         // Freeing a client frees its objects; nothing can be done about a failure, and closing the file does the same.

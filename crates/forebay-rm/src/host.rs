@@ -43,6 +43,12 @@ impl Rm for Host {
         Ok(Box::new(HostFile { control: open(CONTROL_PATH)?.into(), _gpu: Some(gpu) }))
     }
 
+    fn processes(&self) -> Result<Vec<u32>> {
+        let all = std::fs::read_dir("/proc").map_err(|why| Error::NoDriver { path: "/proc".into(), why })?;
+        let pids = all.filter_map(|e| e.ok()?.file_name().to_str()?.parse::<u32>().ok());
+        Ok(pids.filter(|&pid| pid != std::process::id() && has_control_file(pid)).collect())
+    }
+
     fn files_of(&self, pid: u32) -> Result<Vec<Box<dyn ControlFile>>> {
         let failed = |why: io::Error| Error::Process { pid, why };
         let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
@@ -65,6 +71,13 @@ impl Rm for Host {
         }
         Ok(out)
     }
+}
+
+/// Whether a process has the control file open. Files of processes that are not ours to look into count as none.
+fn has_control_file(pid: u32) -> bool {
+    let Ok(fds) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
+    let is = |e: std::fs::DirEntry| std::fs::read_link(e.path()).is_ok_and(|to| to.as_os_str() == CONTROL_PATH);
+    fds.filter_map(|e| e.ok()).any(is)
 }
 
 const fn escape<T>(number: u8) -> Opcode {

@@ -51,6 +51,12 @@ pub trait Rm: Send + Sync {
     /// # Errors
     /// [`Error::Process`].
     fn files_of(&self, pid: u32) -> Result<Vec<Box<dyn ControlFile>>>;
+
+    /// Processes that have a control file open.
+    ///
+    /// # Errors
+    /// [`Error::NoDriver`].
+    fn processes(&self) -> Result<Vec<u32>>;
 }
 
 /// A control call with typed parameters.

@@ -15,13 +15,17 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
-use forebay_policy::share::{Class, Divider, Member, Refusal, Window};
+use forebay_policy::share::{Class, Divider, Member, Refusal, WHOLE, Window, admit};
 use forebay_rm::{Client, Error, Suspension, Target};
+
+use crate::ledger::Ledger;
 
 /// An owner that uses less of its window than this is idle.
 pub const IDLE_PERCENT: u64 = 5;
 /// Length of a round of windows.
 pub const PERIOD_NS: u64 = 100_000_000;
+/// Windows over which use is averaged.
+const AVERAGE: u64 = 16;
 
 /// Where use is measured.
 pub trait Meter {
@@ -29,9 +33,17 @@ pub trait Meter {
     fn used_ns(&mut self, pid: u32) -> Option<u64>;
 }
 
+impl<M: Meter + ?Sized> Meter for Box<M> {
+    fn used_ns(&mut self, pid: u32) -> Option<u64> {
+        (**self).used_ns(pid)
+    }
+}
+
 /// Why a process was not adopted.
 #[derive(Debug)]
 pub enum Refused {
+    /// The guardian could not remember its channels.
+    Ledger,
     /// The policy's reason.
     Policy(Refusal),
     /// The driver's.
@@ -43,6 +55,8 @@ struct Process {
     class: Class,
     /// Its use when it was looked at last.
     used_ns: u64,
+    /// Its use of a window, averaged.
+    average_ns: u64,
     off: Option<Suspension>,
 }
 
@@ -53,12 +67,58 @@ pub struct Agent<M> {
     divider: Divider,
     processes: BTreeMap<u32, Process>,
     window: Option<Window>,
+    /// Where the guardian finds what may have to be given back.
+    ledger: Option<Arc<Ledger>>,
+    /// Length of the windows, averaged: for the share that a process has had lately.
+    passed_ns: u64,
+}
+
+/// A process on the GPU, as others may see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct View {
+    /// Its class and whether it has work.
+    pub member: Member,
+    /// Its share now, in millionths.
+    pub share: u64,
+    /// What it has had lately, in millionths.
+    pub used: u64,
+    /// What it has used, ns.
+    pub spent_ns: u64,
+    /// Whether it is off the GPU.
+    pub off: bool,
 }
 
 impl<M: Meter> Agent<M> {
     /// An agent without processes.
     pub fn new(own: Arc<Client>, meter: M) -> Self {
-        Agent { own, meter, divider: Divider::new(PERIOD_NS), processes: BTreeMap::new(), window: None }
+        let divider = Divider::new(PERIOD_NS);
+        Agent { own, meter, divider, processes: BTreeMap::new(), window: None, ledger: None, passed_ns: 0 }
+    }
+
+    /// An agent whose guardian reads this ledger.
+    pub fn guarded(own: Arc<Client>, meter: M, ledger: Arc<Ledger>) -> Self {
+        let mut agent = Self::new(own, meter);
+        agent.ledger = Some(ledger);
+        agent
+    }
+
+    /// Whether a process may have this class.
+    ///
+    /// # Errors
+    /// The policy's.
+    pub fn admit(&self, pid: u32, class: Class, nice: i32) -> Result<(), Refusal> {
+        let members: Vec<Member> = self.divider.members().map(|(m, _)| m).collect();
+        admit(&members, &Member { id: pid.into(), class, nice, active: true })
+    }
+
+    /// The processes.
+    pub fn views(&self) -> impl Iterator<Item = (u32, View)> {
+        self.divider.members().filter_map(|(member, share)| {
+            let pid = member.id as u32;
+            let p = self.processes.get(&pid)?;
+            let used = (p.average_ns * WHOLE).checked_div(self.passed_ns).unwrap_or(0).min(WHOLE);
+            Some((pid, View { member, share, used, spent_ns: p.used_ns, off: p.off.is_some() }))
+        })
     }
 
     /// Takes a process in, or changes its class. It is let on the GPU, whatever state it was left in.
@@ -76,19 +136,34 @@ impl<M: Meter> Agent<M> {
             self.processes.values().flat_map(|p| p.target.channels().iter().map(|h| h.client)).collect();
         let target = Target::find(&self.own, pid, &known).map_err(Refused::Driver)?;
         self.divider.set(member).map_err(Refused::Policy)?;
+        if let Some(ledger) = &self.ledger
+            && !ledger.enter(target.channels())
+        {
+            self.divider.remove(pid.into());
+            return Err(Refused::Ledger);
+        }
         if let Err(e) = target.release(&self.own) {
+            self.strike(&target);
             self.divider.remove(pid.into());
             return Err(Refused::Driver(e));
         }
         let used_ns = self.meter.used_ns(pid).unwrap_or(0);
-        self.processes.insert(pid, Process { target, class, used_ns, off: None });
+        self.processes.insert(pid, Process { target, class, used_ns, average_ns: 0, off: None });
         Ok(())
     }
 
     /// Lets a process go, on the GPU.
     pub fn forget(&mut self, pid: u32) {
-        self.processes.remove(&pid);
+        if let Some(mut p) = self.processes.remove(&pid) {
+            // On the GPU first, out of the ledger then.
+            p.off = None;
+            self.strike(&p.target);
+        }
         self.divider.remove(pid.into());
+    }
+
+    fn strike(&self, target: &Target) {
+        self.ledger.iter().for_each(|l| l.strike(target.channels()));
     }
 
     /// The processes, and the share of each now, in millionths.
@@ -133,6 +208,7 @@ impl<M: Meter> Agent<M> {
     /// Ends the window, which lasted `passed_ns`: charges what was used, and notices who is idle and who is not.
     pub fn end(&mut self, passed_ns: u64) {
         let owner = self.window.take();
+        self.passed_ns = self.passed_ns - self.passed_ns / AVERAGE + passed_ns;
         let mut gone = Vec::new();
         for (&pid, p) in self.processes.iter_mut() {
             let Some(now) = self.meter.used_ns(pid) else {
@@ -140,6 +216,7 @@ impl<M: Meter> Agent<M> {
                 continue;
             };
             let used = now.saturating_sub(std::mem::replace(&mut p.used_ns, now));
+            p.average_ns = p.average_ns - p.average_ns / AVERAGE + used;
             if p.class == Class::Interactive {
                 continue;
             }
@@ -154,6 +231,16 @@ impl<M: Meter> Agent<M> {
         }
         for pid in gone {
             self.forget(pid);
+        }
+    }
+}
+
+impl<M> Drop for Agent<M> {
+    fn drop(&mut self) {
+        for p in std::mem::take(&mut self.processes).into_values() {
+            let channels = p.target.channels().to_vec();
+            drop(p);
+            self.ledger.iter().for_each(|l| l.strike(&channels));
         }
     }
 }

@@ -2,9 +2,15 @@
 
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use forebay_policy::credit::Order;
+use forebay_proto::wire::Source;
+use forebay_rm::Rm;
+use forebay_rm::fake::remote::RemoteRm;
 
+use crate::agent::Meter;
+use crate::guardian::Guardian;
 use crate::server::{Error, Options, Server};
 
 /// Runs the accelerator service in the foreground
@@ -30,6 +36,21 @@ pub struct Arguments {
     /// A device whose use programs report: its name, and how many things it does at a time
     #[arg(long = "device", value_name = "NAME=UNITS", value_parser = device)]
     devices: Vec<(String, u32)>,
+    /// GPUs to steer, on the fake of the driver that answers at --fake-rm: for tests
+    #[arg(long = "gpu", requires = "fake_rm", hide = true)]
+    gpus: Vec<u32>,
+    /// Where the fake answers
+    #[arg(long, hide = true)]
+    fake_rm: Option<PathBuf>,
+}
+
+/// The fake's own account of who has held the GPU.
+struct FakeMeter(RemoteRm);
+
+impl Meter for FakeMeter {
+    fn used_ns(&mut self, pid: u32) -> Option<u64> {
+        self.0.gpu_time(pid).map(|us| us * 1000)
+    }
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
@@ -82,6 +103,16 @@ fn activated() -> Option<OwnedFd> {
 /// Why it could not.
 pub fn run(arguments: &Arguments) -> Result<(), String> {
     let options = arguments.options()?;
+    let fake = || -> Result<RemoteRm, String> {
+        let path = arguments.fake_rm.as_deref().ok_or("no way to the driver")?;
+        RemoteRm::connect(path).map_err(|e| format!("{}: {e}", path.display()))
+    };
+    // Before anything else: they must have nothing of ours.
+    let mut guardians = Vec::new();
+    for &gpu in &arguments.gpus {
+        // SAFETY: nothing here has started a thread, and this is called by `main`.
+        guardians.push((gpu, unsafe { Guardian::fork(gpu, || Ok(Arc::new(fake()?) as Arc<dyn Rm>)) }?));
+    }
     let text = |e: Error| e.to_string();
     let (stop, signalled) = std::os::unix::net::UnixStream::pair().map_err(|e| format!("a pair of sockets: {e}"))?;
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
@@ -93,6 +124,10 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
         Some(listener) => Server::activated(options, listener).map_err(text)?,
         None => Server::new(options).map_err(text)?,
     };
+    for (gpu, guardian) in guardians {
+        let meter = Box::new(FakeMeter(fake()?));
+        server.steer(gpu, Arc::new(fake()?), guardian, meter, Source::Switches).map_err(text)?;
+    }
     let stop = OwnedFd::from(stop);
     let alive = |first: bool| {
         // Without systemd nobody hears it.

@@ -3,12 +3,15 @@
 //! - [`service`]: what it knows and decides: processes, classes, credit, pages. No sockets, no clock.
 //! - [`system`]: what it asks of the operating system.
 //! - [`server`]: the daemon: one loop around both.
+//! - [`guardian`] and [`ledger`]: who gives everything back when the service has gone, and how it knows what.
 //! - [`daemon`]: the daemon as a program: arguments, signals, systemd.
 //! - [`agent`]: divides an NVIDIA GPU's time among processes by suspension. It runs on the fake of [`forebay_rm::fake`] (in
 //!   tests and in `forebay-sim`), has not met a GPU, and is not part of the daemon yet.
 
 pub mod agent;
 pub mod daemon;
+pub mod guardian;
+pub mod ledger;
 
 pub mod server;
 pub mod service;

@@ -4,17 +4,21 @@ use std::collections::{BTreeMap, HashMap};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
 use forebay_policy::credit::{Order, TICK_NS};
 use forebay_proto::socket;
-use forebay_proto::wire::{self, MAX_REQUEST, Refusal, Reply};
+use forebay_proto::wire::{self, MAX_REQUEST, Refusal, Reply, Source};
+use forebay_rm::{Client, Rm};
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::fs::{FlockOperation, Mode};
 use rustix::io::Errno;
 use rustix::net::{SocketAddrUnix, SocketFlags, accept_with, bind, listen};
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::agent::{Agent, Meter};
+use crate::guardian::Guardian;
 use crate::service::{Answer, Peer, REFRESH_NS, Service, SessionId};
 use crate::system::{System, idle_ns, is_privileged};
 
@@ -30,8 +34,10 @@ const HELLO_NS: u64 = 2_000_000_000;
 const IDLE_EVERY: u64 = 4;
 /// Lines that may be written in a second: what others send must not fill the log.
 const MAX_LINES: u32 = 20;
-/// Least time between two writings of the state.
-const SAVE_NS: u64 = 200_000_000;
+/// Between two looks for processes that have begun to use a GPU.
+const LOOK_NS: u64 = 150_000_000;
+/// Least time between two writings of the state, when somebody was told that a class is set, and otherwise.
+const SAVE_NS: [u64; 2] = [5_000_000, 200_000_000];
 
 /// How to run.
 #[derive(Clone, Debug)]
@@ -72,6 +78,13 @@ enum Waits {
     Session(SessionId),
     Doorbell(SessionId),
     Process(u32),
+    Guardian,
+}
+
+/// A GPU that is steered.
+struct Steered {
+    rm: Arc<dyn Rm>,
+    guardian: Guardian,
 }
 
 struct Line {
@@ -94,6 +107,9 @@ pub struct Server {
     listener: OwnedFd,
     lines: BTreeMap<SessionId, Line>,
     processes: HashMap<u32, (u64, OwnedFd)>,
+    gpus: Vec<Steered>,
+    /// When processes on GPUs are looked for next.
+    look_ns: u64,
     idle: u64,
     spare_ns: u64,
     ticks: u64,
@@ -176,6 +192,8 @@ impl Server {
             listener,
             lines: BTreeMap::new(),
             processes: HashMap::new(),
+            gpus: Vec::new(),
+            look_ns: 0,
             idle: idle_ns().unwrap_or(0),
             spare_ns: 0,
             ticks: 0,
@@ -197,6 +215,39 @@ impl Server {
             server.watch_new();
         }
         Ok(server)
+    }
+
+    /// Steers GPU number `gpu` from now on, while its guardian lives.
+    ///
+    /// # Errors
+    /// What the driver refused; too many devices.
+    pub fn steer(
+        &mut self,
+        gpu: u32,
+        rm: Arc<dyn Rm>,
+        guardian: Guardian,
+        meter: Box<dyn Meter>,
+        source: Source,
+    ) -> Result<(), Error> {
+        let own = Client::open(rm.clone(), gpu).map_err(|e| io(format!("GPU {gpu}"))(std::io::Error::other(e)))?;
+        let agent = Agent::guarded(Arc::new(own), meter, guardian.ledger.clone());
+        if self.service.add_gpu(&format!("gpu{gpu}"), agent, source).is_none() {
+            return Err(io(format!("GPU {gpu}"))(std::io::Error::other("there are too many devices")));
+        }
+        let token = self.token(Waits::Guardian);
+        self.add(guardian.alive(), token).map_err(io("watch the guardian"))?;
+        self.gpus.push(Steered { rm, guardian });
+        Ok(())
+    }
+
+    fn look_for_processes(&mut self) {
+        for gpu in 0..self.gpus.len() {
+            let wrong = match self.gpus[gpu].rm.processes() {
+                Ok(pids) => self.service.gpu_processes(gpu, &pids),
+                Err(e) => vec![format!("the processes on GPU {gpu} cannot be listed: {e}")],
+            };
+            wrong.into_iter().for_each(|line| self.say(line));
+        }
     }
 
     fn token(&mut self, w: Waits) -> u64 {
@@ -239,9 +290,10 @@ impl Server {
         alive(true);
         let mut said = Instant::now();
         let mut due = now_ns();
+        let mut next_turn = due;
         loop {
             let mut space = [MaybeUninit::uninit(); 64];
-            let left = due.saturating_sub(now_ns());
+            let left = due.min(next_turn).saturating_sub(now_ns());
             let timeout = Timespec { tv_sec: 0, tv_nsec: (left.min(999_999_999)) as i64 };
             let events: Vec<(u64, epoll::EventFlags)> = match epoll::wait(&self.epoll, &mut space, Some(&timeout)) {
                 Ok((events, _)) => events.iter().map(|e| (e.data.u64(), e.flags)).collect(),
@@ -264,12 +316,25 @@ impl Server {
                         self.service.doorbell(id);
                     }
                     Some(&Waits::Process(pid)) => self.exited(pid),
+                    Some(Waits::Guardian) => {
+                        // Everything is given back when this ends, and without a guardian nothing may be taken.
+                        self.save();
+                        return Err(io("a guardian")(std::io::Error::other("it has ended; so does the service")));
+                    }
                     // Closed by an earlier event of this round.
                     None => {}
                 }
             }
             self.watch_new();
             let now = now_ns();
+            let turn = self.service.turn(now).unwrap_or(u64::MAX);
+            self.gpus.iter().for_each(|g| g.guardian.ledger.beat(now));
+            if !self.gpus.is_empty() && now >= self.look_ns {
+                self.look_ns = now + LOOK_NS;
+                self.look_for_processes();
+                self.watch_new();
+            }
+            next_turn = turn;
             if now >= due {
                 self.tick(now);
                 let step = if self.service.is_active() { TICK_NS } else { REFRESH_NS };
@@ -295,14 +360,19 @@ impl Server {
                 self.close(id, "said nothing");
             }
         }
-        if self.service.dirty && now.saturating_sub(self.saved_ns) > SAVE_NS {
+        self.save_if_due(now);
+    }
+
+    fn save_if_due(&mut self, now: u64) {
+        let after = SAVE_NS[usize::from(!self.service.promised)];
+        if self.service.dirty && now.saturating_sub(self.saved_ns) > after {
             self.saved_ns = now;
             self.save();
         }
     }
 
     fn save(&mut self) {
-        self.service.dirty = false;
+        (self.service.dirty, self.service.promised) = (false, false);
         let Some(path) = self.options.state.clone() else { return };
         let write = || -> std::io::Result<()> {
             let next = path.with_extension("next");
@@ -388,6 +458,9 @@ impl Server {
             }
             // What is longer than the buffer is longer than a message.
             let answer = self.service.message(id, &buffer[..n.min(buffer.len())]);
+            if self.service.promised {
+                self.save_if_due(now_ns());
+            }
             let Some(l) = self.lines.get(&id) else { return };
             let sent = match &answer {
                 Answer::Close(why) => return self.close(id, why),

@@ -13,7 +13,7 @@
 //!    [`STUCK_TICKS`] does not count.
 //! 6. Whatever a program writes to its own page, and whatever it sends, has an effect on nothing but itself, within limits.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 
 use forebay_policy::credit::{Bank, Order, Report};
@@ -22,6 +22,10 @@ use forebay_proto::memory::Made;
 use forebay_proto::page::{AccountWords, ClientPage, DeviceLoad, GlobalPage, MAX_DEVICES, ProgramPage, Standing};
 use forebay_proto::wire::{self, CPU, Class, Level, MAX_LISTED, MAX_REQUEST, Refusal, Reply, Request, Source};
 
+use crate::agent::{Agent, Meter, Refused};
+
+/// Until somebody is there to divide a GPU among, it is looked at this often.
+const GPU_LOOK_NS: u64 = 25_000_000;
 /// Most connections.
 pub const MAX_SESSIONS: usize = 1024;
 /// Most connections of one user, unless it is one that may set anything.
@@ -116,11 +120,23 @@ struct Device {
     tasks: (u64, u64),
 }
 
+/// A GPU whose time the service divides itself.
+struct Gpu {
+    about: wire::Device,
+    agent: Agent<Box<dyn Meter>>,
+    source: Source,
+    /// Beginning of the window, and when it is over.
+    window: (u64, u64),
+    /// Processes that were not adopted, so that each is tried and spoken of once.
+    refused: BTreeSet<u32>,
+}
+
 /// The service.
 pub struct Service<W> {
     world: W,
     global: Made<GlobalPage>,
     devices: Vec<Device>,
+    gpus: Vec<Gpu>,
     processes: BTreeMap<u32, Process>,
     sessions: BTreeMap<SessionId, Session>,
     began_ns: u64,
@@ -128,6 +144,8 @@ pub struct Service<W> {
     refreshed_ns: u64,
     /// The classes of processes have changed since they were saved.
     pub dirty: bool,
+    /// Somebody was told that a class is set, and it is not saved yet.
+    pub promised: bool,
 }
 
 /// A process's class, for a restart of the service.
@@ -172,12 +190,14 @@ impl<W: World> Service<W> {
             world,
             global: Made::new("forebay-global", false)?,
             devices: vec![Device { about: cpu, metered: true, bank: Bank::new(cores, order), tasks: (0, 0) }],
+            gpus: Vec::new(),
             processes: BTreeMap::new(),
             sessions: BTreeMap::new(),
             began_ns: now_ns,
             now_ns,
             refreshed_ns: 0,
             dirty: false,
+            promised: false,
         })
     }
 
@@ -190,6 +210,56 @@ impl<W: World> Service<W> {
         let about = wire::Device { name: wire::short_name(name), index: index as u8, units, level: Level::Credit };
         self.devices.push(Device { about, metered: false, bank: Bank::new(units, order), tasks: (0, 0) });
         Some(index)
+    }
+
+    /// Adds a GPU; its number, or none when there are too many devices.
+    pub fn add_gpu(&mut self, name: &str, agent: Agent<Box<dyn Meter>>, source: Source) -> Option<usize> {
+        let index = self.devices.len() + self.gpus.len();
+        if index >= MAX_DEVICES {
+            return None;
+        }
+        let about = wire::Device { name: wire::short_name(name), index: index as u8, units: 1, level: Level::Hardware };
+        self.gpus.push(Gpu { about, agent, source, window: (self.now_ns, self.now_ns), refused: BTreeSet::new() });
+        Some(self.gpus.len() - 1)
+    }
+
+    /// These processes have the GPU's driver open. Those that are new are adopted, with the class that they have; what
+    /// went wrong comes back, once for each.
+    pub fn gpu_processes(&mut self, gpu: usize, pids: &[u32]) -> Vec<String> {
+        let mut wrong = Vec::new();
+        let Some(known) = self.gpus.get(gpu).map(|g| g.agent.shares()) else { return wrong };
+        for &pid in pids.iter().filter(|p| !known.contains_key(p)) {
+            let (class, nice) = match self.known(pid) {
+                Ok(p) => (p.class, p.nice),
+                Err(_) => continue,
+            };
+            let Some(g) = self.gpus.get_mut(gpu) else { break };
+            let why = match g.agent.adopt(pid, policy(class), nice.into()) {
+                Ok(()) => {
+                    g.refused.remove(&pid);
+                    continue;
+                }
+                // It has the driver open and has not begun to use the GPU: the next look may find more.
+                Err(Refused::Driver(forebay_rm::Error::NoChannels { .. })) => continue,
+                Err(Refused::Driver(e)) => e.to_string(),
+                Err(Refused::Policy(e)) => refusal(&g.about.name, e).to_string(),
+                Err(Refused::Ledger) => "the guardian's ledger is full".into(),
+            };
+            if g.refused.insert(pid) {
+                wrong.push(format!("process {pid} is not steered on {}: {why}", g.about.name));
+            }
+        }
+        wrong
+    }
+
+    /// Ends windows that are over and begins the next; when to call again.
+    pub fn turn(&mut self, now_ns: u64) -> Option<u64> {
+        for g in self.gpus.iter_mut().filter(|g| g.window.1 <= now_ns) {
+            g.agent.end(now_ns.saturating_sub(g.window.0));
+            let length = g.agent.begin().map_or(GPU_LOOK_NS, |w| w.length_ns);
+            g.window = (now_ns, now_ns.saturating_add(length));
+        }
+        self.gpus.iter().map(|g| g.window.1).min()
     }
 
     /// The world.
@@ -255,6 +325,10 @@ impl<W: World> Service<W> {
     /// A process has ended.
     pub fn exited(&mut self, pid: u32) {
         self.dirty |= self.processes.remove(&pid).is_some();
+        for g in &mut self.gpus {
+            g.agent.forget(pid);
+            g.refused.remove(&pid);
+        }
         for d in &mut self.devices {
             d.bank.remove(pid.into());
         }
@@ -307,7 +381,9 @@ impl<W: World> Service<W> {
             Request::Set { pid, class, nice } => self.set(peer, pid, class, nice).into(),
             Request::Resume { pid } => self.resume(peer, pid).into(),
             Request::List { after } => Answer::Reply(self.list(after)),
-            Request::Devices => Answer::Reply(Reply::Devices(self.devices.iter().map(|d| d.about.clone()).collect())),
+            Request::Devices => Answer::Reply(Reply::Devices(
+                self.devices.iter().map(|d| &d.about).chain(self.gpus.iter().map(|g| &g.about)).cloned().collect(),
+            )),
         }
     }
 
@@ -424,6 +500,18 @@ impl<W: World> Service<W> {
                 share::admit(&members, &member).map_err(|e| refusal(&d.about.name, e))?;
             }
         }
+        for g in &self.gpus {
+            if g.agent.shares().contains_key(&pid) {
+                g.agent.admit(pid, policy(new_class), new_nice.into()).map_err(|e| refusal(&g.about.name, e))?;
+            }
+        }
+        for g in &mut self.gpus {
+            if g.agent.shares().contains_key(&pid)
+                && let Err(Refused::Policy(e)) = g.agent.adopt(pid, policy(new_class), new_nice.into())
+            {
+                return Err(refusal(&g.about.name, e));
+            }
+        }
         for d in &mut self.devices {
             if d.bank.allowance(pid.into()).is_some() {
                 d.bank.set(member, 0).map_err(|e| refusal(&d.about.name, e))?;
@@ -441,7 +529,9 @@ impl<W: World> Service<W> {
                 p.ceiling = (class, p.ceiling.1.min(new_nice));
             }
         }
-        self.dirty |= old != (new_class, new_nice);
+        if old != (new_class, new_nice) {
+            (self.dirty, self.promised) = (true, true);
+        }
         for s in self.sessions.values().filter(|s| s.peer.pid == pid) {
             for words in &s.client.accounts {
                 words.precedence.store((new_class == Class::Interactive).into(), Ordering::Relaxed);
@@ -478,7 +568,9 @@ impl<W: World> Service<W> {
                 .iter()
                 .filter_map(|d| Some((d, d.bank.views().find(|v| v.member.id == u64::from(pid))?)))
                 .collect();
-            if processes.len() + views.len() > MAX_LISTED {
+            let on_gpus: Vec<_> =
+                self.gpus.iter().filter_map(|g| Some((g, g.agent.views().find(|(id, _)| *id == pid)?.1))).collect();
+            if processes.len() + views.len() + on_gpus.len() > MAX_LISTED {
                 return Reply::Processes { processes, more: true };
             }
             processes.extend(views.into_iter().map(|(d, v)| wire::Process {
@@ -495,6 +587,21 @@ impl<W: World> Service<W> {
                 spent_ns: v.spent_ns,
                 source: if d.metered { Source::Kernel } else { Source::Program },
                 level: d.about.level,
+            }));
+            processes.extend(on_gpus.into_iter().map(|(g, v)| wire::Process {
+                pid,
+                uid: p.about.uid,
+                name: p.about.name.clone(),
+                device: g.about.name.clone(),
+                class: p.class,
+                nice: p.nice,
+                active: v.member.active,
+                waiting: v.off,
+                share: v.share,
+                used: v.used,
+                spent_ns: v.spent_ns,
+                source: g.source,
+                level: g.about.level,
             }));
         }
         Reply::Processes { processes, more: false }
@@ -567,6 +674,7 @@ impl<W: World> Service<W> {
         if self.now_ns.saturating_sub(self.refreshed_ns) >= REFRESH_NS || self.refreshed_ns == 0 {
             self.refreshed_ns = self.now_ns;
             self.refresh();
+            self.refresh_gpus();
         }
     }
 
@@ -641,6 +749,22 @@ impl<W: World> Service<W> {
                     words.set_standing(&Standing { share: v.share, used: v.used, ceiling, at_ns: self.now_ns });
                 }
             }
+        }
+    }
+
+    fn refresh_gpus(&mut self) {
+        for g in &self.gpus {
+            let mut load = DeviceLoad { at_ns: self.now_ns.max(1), units: 1, ..DeviceLoad::default() };
+            for (pid, v) in g.agent.views() {
+                load.utilisation += v.used;
+                load.active += u64::from(v.member.active);
+                load.waiting += u64::from(v.off);
+                if let Some(p) = self.processes.get(&pid) {
+                    load.classes[p.class.index()] += 1;
+                }
+            }
+            load.utilisation = load.utilisation.min(WHOLE);
+            self.global.set(g.about.index.into(), &load);
         }
     }
 

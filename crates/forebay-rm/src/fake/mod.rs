@@ -6,6 +6,7 @@
 //! did it has gone; questions about clients that do not exist are counted, since the driver logs them.
 
 mod gpu;
+pub mod remote;
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -325,6 +326,10 @@ impl Rm for FakeRm {
             return Err(Error::NoDriver { path: format!("/dev/nvidia{gpu}"), why: io::ErrorKind::NotFound.into() });
         }
         Ok(Box::new(FakeFile { rm: self.clone(), id: Arc::new(FileId) }))
+    }
+
+    fn processes(&self) -> Result<Vec<u32>> {
+        Ok(self.lock().processes.keys().copied().collect())
     }
 
     fn files_of(&self, pid: u32) -> Result<Vec<Box<dyn ControlFile>>> {

@@ -1,0 +1,204 @@
+//! The service on the fake of the driver, with real processes: the service and its guardian are killed, stopped and
+//! restarted like any others. The GPU is a model whose time passes as fast as the clock's.
+
+mod common;
+
+use std::path::PathBuf;
+use std::process::{Child, Command};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use common::{Service, until};
+use forebay_proto::wire::{Class, Level, Request};
+use forebay_rm::fake::{FakeRm, Load, remote};
+
+/// A machine with one GPU.
+struct Machine {
+    rm: FakeRm,
+    path: PathBuf,
+    stop: Arc<AtomicBool>,
+    programs: Vec<Child>,
+}
+
+impl Machine {
+    fn new(name: &str) -> Self {
+        let rm = FakeRm::default();
+        let path = std::env::temp_dir().join(format!("forebay-rm-{}-{name}", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        remote::serve(rm.clone(), &path).unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let (gpu, end) = (rm.clone(), stop.clone());
+        std::thread::spawn(move || {
+            let (begun, mut ran) = (Instant::now(), 0);
+            while !end.load(Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_micros(500));
+                let now = begun.elapsed().as_micros() as u64;
+                gpu.run(now - ran);
+                ran = now;
+            }
+        });
+        Machine { rm, path, stop, programs: Vec::new() }
+    }
+
+    /// A process that uses the GPU.
+    fn program(&mut self, kernel_us: u64) -> u32 {
+        let child = Command::new("/bin/sleep").arg("600").spawn().unwrap();
+        let pid = child.id();
+        self.rm.start(pid, 2, 5, Load::saturating(kernel_us));
+        self.programs.push(child);
+        pid
+    }
+
+    fn service(&self) -> Service {
+        Service::start(&["--gpu", "0", "--fake-rm", self.path.to_str().unwrap()])
+    }
+
+    fn suspended(&self) -> Vec<u32> {
+        self.programs.iter().map(Child::id).filter(|p| self.rm.is_suspended(*p)).collect()
+    }
+
+    /// What each process gets of the GPU's time, in percent of the sum.
+    fn shares(&self, pids: &[u32], time: Duration) -> Vec<f64> {
+        let now = || pids.iter().map(|p| self.rm.gpu_time(*p).unwrap_or(0)).collect::<Vec<_>>();
+        let before = now();
+        std::thread::sleep(time);
+        let used: Vec<f64> = now().iter().zip(before).map(|(a, b)| (a - b) as f64).collect();
+        used.iter().map(|u| u / used.iter().sum::<f64>() * 100.0).collect()
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for p in &mut self.programs {
+            let _ = p.kill();
+            let _ = p.wait();
+        }
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// The service's guardian: its one child.
+fn guardian(s: &Service) -> u32 {
+    let text = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", s.pid())).unwrap();
+    text.split_whitespace().next().expect("the service has no guardian").parse().unwrap()
+}
+
+fn known(s: &Service, pids: &[u32]) -> bool {
+    let all = s.connect().processes().unwrap();
+    pids.iter().all(|p| all.iter().any(|q| q.pid == *p && q.level == Level::Hardware))
+}
+
+#[test]
+fn processes_are_found_and_get_their_shares_whatever_their_kernels() {
+    let mut m = Machine::new("shares");
+    let first = m.program(100);
+    let s = m.service();
+    let mut pids = vec![first];
+    pids.extend([1000, 5000, 20_000].map(|us| m.program(us)));
+    let begun = Instant::now();
+    until("all are found", || known(&s, &pids));
+    assert!(begun.elapsed() < Duration::from_millis(400), "{:?}", begun.elapsed());
+    for (pid, share) in pids.iter().zip([400_000, 300_000, 200_000, 100_000]) {
+        s.set(*pid, Class::Custom(share));
+    }
+    std::thread::sleep(Duration::from_secs(1));
+    let got = m.shares(&pids, Duration::from_secs(4));
+    for (got, want) in got.iter().zip([40.0, 30.0, 20.0, 10.0]) {
+        assert!((got - want).abs() < 3.0, "{got:?} {want}");
+    }
+    // More than the whole is refused, for a GPU as for the CPU.
+    let more = s.connect().ask(&Request::Set { pid: pids[3], class: Some(Class::Custom(100_001)), nice: None });
+    assert!(more.is_err());
+    // One ends, in the middle of things: the others go on.
+    m.rm.kill(pids[0]);
+    m.programs[0].kill().unwrap();
+    m.programs[0].wait().unwrap();
+    until("it is forgotten", || !known(&s, &pids[..1]));
+    let got = m.shares(&pids[1..], Duration::from_secs(2));
+    assert!((got[0] - 50.0).abs() < 4.0, "{got:?}");
+    // Suspended, resumed.
+    s.set(pids[1], Class::Suspended);
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(m.shares(&pids[1..], Duration::from_secs(1))[0] < 0.1);
+    s.connect().ask(&Request::Resume { pid: pids[1] }).unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    assert!((m.shares(&pids[1..], Duration::from_secs(2))[0] - 50.0).abs() < 5.0);
+}
+
+#[test]
+fn killed_twenty_times_the_service_leaves_nobody_suspended() {
+    let mut m = Machine::new("killed");
+    let pids = [500, 2000, 5000].map(|us| m.program(us));
+    let mut s = m.service();
+    until("all are found", || known(&s, &pids));
+    s.set(pids[2], Class::Suspended);
+    let mut random = fastrand::Rng::with_seed(5);
+    let mut somebody = 0;
+    for round in 0..20 {
+        std::thread::sleep(Duration::from_millis(random.u64(20..150)));
+        let its_guardian = guardian(&s);
+        somebody += m.suspended().len();
+        s.kill();
+        let begun = Instant::now();
+        until("nobody is suspended", || m.suspended().is_empty());
+        assert!(begun.elapsed() < Duration::from_millis(100), "round {round}: {:?}", begun.elapsed());
+        until("its guardian has gone", || !forebayd::guardian::is_alive(its_guardian));
+        s.restart();
+        until("all are found again", || known(&s, &pids));
+        assert_eq!(s.process(pids[2]).unwrap().class, Class::Suspended, "round {round}");
+    }
+    assert!(somebody > 20, "there was hardly anybody to give back: {somebody}");
+}
+
+#[test]
+fn a_service_that_is_stopped_or_ended_and_a_guardian_that_is_killed_leave_nobody_suspended() {
+    let mut m = Machine::new("stopped");
+    let pids = [500, 2000].map(|us| m.program(us));
+    let mut s = m.service();
+    until("all are found", || known(&s, &pids));
+    s.set(pids[0], Class::Suspended);
+    until("it is suspended", || m.suspended().contains(&pids[0]));
+    // Stopped: it gives nothing back, and is ended for that.
+    let signal = |pid: u32, signal| {
+        rustix::process::kill_process(rustix::process::Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
+    };
+    signal(s.pid(), rustix::process::Signal::STOP);
+    until("nobody is suspended", || m.suspended().is_empty());
+    s.kill();
+    s.restart();
+    until("it is suspended again", || m.suspended().contains(&pids[0]));
+    // Its guardian is killed: the service gives back, and ends.
+    signal(guardian(&s), rustix::process::Signal::KILL);
+    until("nobody is suspended", || m.suspended().is_empty());
+    s.kill();
+    s.restart();
+    until("it is suspended again", || m.suspended().contains(&pids[0]));
+    // An orderly end. The signals that a terminal or systemd sends to all of them do not end the guardian first.
+    let its_guardian = guardian(&s);
+    signal(its_guardian, rustix::process::Signal::TERM);
+    signal(its_guardian, rustix::process::Signal::INT);
+    signal(s.pid(), rustix::process::Signal::TERM);
+    until("nobody is suspended", || m.suspended().is_empty());
+    until("its guardian has gone", || !forebayd::guardian::is_alive(its_guardian));
+}
+
+#[test]
+fn a_driver_that_is_not_known_is_refused_at_the_start() {
+    let rm = FakeRm::new("999.1");
+    let path = std::env::temp_dir().join(format!("forebay-rm-{}-unknown", std::process::id()));
+    remote::serve(rm, &path).unwrap();
+    let dir = std::env::temp_dir().join(format!("forebay-unknown-{}", std::process::id()));
+    let out = Command::new(env!("CARGO_BIN_EXE_forebayd"))
+        .arg("--socket")
+        .arg(dir.join("socket"))
+        .args(["--gpu", "0", "--fake-rm"])
+        .arg(&path)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(!out.status.success() && said.contains("999.1") && said.contains("not known"), "{said}");
+    let _ = std::fs::remove_file(path);
+    let _ = std::fs::remove_dir_all(dir);
+}
