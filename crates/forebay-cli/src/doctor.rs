@@ -3,6 +3,30 @@
 use forebay::Kind;
 use forebay::hal::{conformance, cuda::Nvrtc, discover};
 
+/// Says which ways of sharing devices among programs work here, and what to do about the others.
+fn service() {
+    use forebay_proto::client::{Connection, Error};
+    match Connection::open("doctor") {
+        Ok(c) => {
+            let devices: Vec<String> = c.devices().unwrap_or_default().into_iter().map(|d| d.name).collect();
+            crate::say(&format!("service: running for {:.0} s, version {}", c.up.as_secs_f64(), c.service));
+            crate::say(&format!("  credit: works, on {}", devices.join(", ")));
+        }
+        Err(e @ Error::Absent(_)) => {
+            crate::say(&format!("service: {e}"));
+            crate::say("  credit: not used: start one with `sudo forebay service`, or `forebay service --user`");
+        }
+        Err(e) => crate::say(&format!("service: does not answer as it should: {e}")),
+    }
+    let hardware = if !std::path::Path::new("/dev/nvidiactl").exists() {
+        "no NVIDIA driver: /dev/nvidiactl is not there"
+    } else {
+        "not in this version: the way is written and tested on a model of the driver only"
+    };
+    crate::say(&format!("  hardware (suspension, slices): not usable: {hardware}"));
+    crate::say("  lock (the CUDA driver's process lock): not in this version");
+}
+
 /// Prints the devices, runs the conformance suite on each, and names what is missing.
 pub fn run() -> Result<(), String> {
     let (devices, missing) = discover(&[Kind::Cpu, Kind::OpenCl, Kind::Cuda]);
@@ -27,5 +51,6 @@ pub fn run() -> Result<(), String> {
         Ok(n) => crate::say(&format!("nvrtc: {}.{}", n.version().0, n.version().1)),
         Err(e) => crate::say(&format!("nvrtc: not usable: {e}")),
     }
+    service();
     if broken == 0 { Ok(()) } else { Err(format!("{broken} conformance checks failed")) }
 }

@@ -283,9 +283,11 @@ impl Bank {
 
     fn hand_out(&mut self, used_ns: u64, spare_ns: u64) {
         let slack = signed(SLACK_NS * self.units);
-        let held: i64 = self.accounts.values().filter(|a| a.member.active).fold(0, |s, a| s.saturating_add(a.balance));
-        // What was lost (rule 4) comes back little by little, before everybody waits.
-        let lost = slack.saturating_mul(2).saturating_sub(held).clamp(0, 8 * slack) as u64 / 2;
+        // What was lost (rule 4) comes back before everybody waits. What somebody owes is not lost: counted here it would
+        // be given again and again, and the debtor would have a part of it.
+        let able = self.accounts.values().filter(|a| a.member.active && a.balance > 0);
+        let held: i64 = able.fold(0, |s, a| s.saturating_add(a.balance));
+        let lost = slack.saturating_mul(2).saturating_sub(held).max(0) as u64 / 2;
         let pot = used_ns.saturating_add(spare_ns).saturating_add(lost);
         let float = i128::from(FLOAT_NS * self.units);
         let gained = (u128::from(pot) * u128::from(RESERVE) / u128::from(WHOLE)) as u64;

@@ -18,6 +18,7 @@
 //! 5. A connection that ends gives its credit accounts back. The class of a process lasts until the process ends.
 //! 6. Without a service, and once it has gone, programs run unrestricted; they look for it again from time to time.
 
+#[cfg(not(all(loom, test)))]
 pub mod client;
 pub mod memory;
 pub mod page;

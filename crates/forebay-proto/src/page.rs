@@ -137,7 +137,7 @@ pub struct ProgramWords {
     pub busy: AtomicU32,
 }
 
-#[cfg(not(loom))]
+#[cfg(not(all(loom, test)))]
 const _: () = {
     assert!(size_of::<GlobalPage>() <= PAGE);
     assert!(size_of::<ClientPage>() <= PAGE);

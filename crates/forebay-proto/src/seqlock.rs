@@ -8,9 +8,9 @@
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// Attempts of a reader.
-#[cfg(not(loom))]
+#[cfg(not(all(loom, test)))]
 const TRIES: usize = 1000;
-#[cfg(loom)]
+#[cfg(all(loom, test))]
 const TRIES: usize = 2;
 
 /// `N` words that are read whole. Any contents are valid, so it can lie in memory that somebody else writes.

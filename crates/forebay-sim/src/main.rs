@@ -2,7 +2,7 @@
 
 use clap::Parser;
 
-/// Simulates the service's time division on a fake GPU, in virtual time
+/// Simulates the service in virtual time: time division on a fake GPU, and credit
 #[derive(Parser)]
 struct Options {
     /// First seed
@@ -20,17 +20,20 @@ fn main() -> std::process::ExitCode {
     let o = Options::parse();
     let mut bad = 0;
     for seed in o.seed..o.seed.saturating_add(o.runs) {
-        let outcome = forebay_sim::run(seed, o.broken);
-        println!(
-            "seed {seed}: hash {:016x}, {} stretches, {} violations",
-            outcome.hash,
-            outcome.judged,
-            outcome.violations.len()
-        );
-        for v in &outcome.violations {
-            println!("  {v}");
+        let both =
+            [("gpu", forebay_sim::gpu::run(seed, o.broken)), ("credit", forebay_sim::credit::run(seed, o.broken))];
+        for (what, outcome) in both {
+            println!(
+                "{what} seed {seed}: hash {:016x}, {} stretches, {} violations",
+                outcome.hash,
+                outcome.judged,
+                outcome.violations.len()
+            );
+            for v in &outcome.violations {
+                println!("  {v}");
+            }
+            bad += usize::from(!outcome.violations.is_empty());
         }
-        bad += usize::from(!outcome.violations.is_empty());
     }
     if bad == 0 { std::process::ExitCode::SUCCESS } else { std::process::ExitCode::FAILURE }
 }

@@ -62,15 +62,13 @@ impl Ledger {
     /// Enters channels; false, and nothing entered, when there is no room for all.
     #[must_use]
     pub fn enter(&self, channels: &[Handle]) -> bool {
-        let mut entered = 0;
         let mut slots = self.words().channels.iter();
-        for h in channels {
+        for (entered, h) in channels.iter().enumerate() {
             let Some(slot) = slots.find(|s| s.load(Ordering::Relaxed) == 0) else {
                 self.strike(&channels[..entered]);
                 return false;
             };
             slot.store(pack(*h), Ordering::SeqCst);
-            entered += 1;
         }
         true
     }

@@ -414,7 +414,9 @@ impl Server {
             let doorbell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(text)?;
             let tokens = [self.token(Waits::Session(id)), self.token(Waits::Doorbell(id))];
             self.add(&socket, tokens[0]).and_then(|()| self.add(&doorbell, tokens[1])).map_err(|e| {
-                tokens.iter().for_each(|t| drop(self.waits.remove(t)));
+                for t in &tokens {
+                    self.waits.remove(t);
+                }
                 e.to_string()
             })?;
             let who = format!("process {pid} of user {uid}");
@@ -430,7 +432,9 @@ impl Server {
     fn close(&mut self, id: SessionId, why: &str) {
         self.service.disconnect(id);
         if let Some(l) = self.lines.remove(&id) {
-            l.tokens.iter().for_each(|t| drop(self.waits.remove(t)));
+            for t in &l.tokens {
+                self.waits.remove(t);
+            }
             if !why.is_empty() {
                 self.say(format!("{} was disconnected: {why}", l.who));
             }

@@ -151,12 +151,18 @@ pub struct Service<W> {
 /// A process's class, for a restart of the service.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Saved {
-    pid: u32,
-    began: u64,
-    class: Class,
-    before: Class,
-    nice: i8,
-    ceiling: (Class, i8),
+    /// The process.
+    pub pid: u32,
+    /// When it began.
+    pub began: u64,
+    /// Its class.
+    pub class: Class,
+    /// The class to go back to.
+    pub before: Class,
+    /// Its nice value.
+    pub nice: i8,
+    /// As far as its user may set both.
+    pub ceiling: (Class, i8),
 }
 
 fn policy(class: Class) -> share::Class {
@@ -618,9 +624,12 @@ impl<W: World> Service<W> {
 
     /// Time passes. `spare_ns` is the time in which the CPU had nothing to do since the last tick, over all cores.
     pub fn tick(&mut self, now_ns: u64, spare_ns: u64) {
-        // A clock that jumps back, or far ahead, is not believed.
+        // A clock that jumps back, or far ahead, is not believed for this once, and followed from then on.
         let passed = now_ns.saturating_sub(self.now_ns).min(1_000_000_000);
-        self.now_ns = self.now_ns.max(now_ns);
+        if now_ns < self.now_ns {
+            self.refreshed_ns = 0;
+        }
+        self.now_ns = now_ns;
         for (at, d) in self.devices.iter_mut().enumerate() {
             let programs = |pid: u64| {
                 let of = self.sessions.values().filter(move |s| u64::from(s.peer.pid) == pid);

@@ -42,7 +42,7 @@ fn what_is_no_message_ends_the_connection_and_nothing_else() {
     let long = vec![0; 100_000];
     let old = wire::encode(&Request::Hello { version: 99, name: String::new() });
     let early = wire::encode(&Request::List { after: 0 });
-    let noise: Vec<u8> = (0..200u32).map(|i| (i * 7919 >> 3) as u8).collect();
+    let noise: Vec<u8> = (0..200u32).map(|i| ((i * 7919) >> 3) as u8).collect();
     for bad in [&[][..], &[0xff], &hello()[..1], &long, &old, &early, &noise, &[&hello()[..], &[1]].concat()] {
         let fd = raw(&s);
         // An empty packet looks like the end.

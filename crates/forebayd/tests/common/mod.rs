@@ -33,9 +33,13 @@ impl Service {
         c.arg("--socket").arg(dir.join("socket")).args(arguments).stderr(Stdio::piped());
         let mut child = c.spawn().unwrap();
         let mut err = std::io::BufReader::new(child.stderr.take().unwrap());
-        let mut line = String::new();
-        std::io::BufRead::read_line(&mut err, &mut line).unwrap();
-        assert!(line.contains("serving"), "{line}");
+        let mut said = String::new();
+        while !said.contains("serving") {
+            if std::io::BufRead::read_line(&mut err, &mut said).unwrap_or(0) == 0 {
+                let _ = child.kill();
+                panic!("the service did not start: {said}");
+            }
+        }
         // What it says later goes where the test's own output goes.
         std::thread::spawn(move || {
             for l in std::io::BufRead::lines(err).map_while(Result::ok) {

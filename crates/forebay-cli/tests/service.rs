@@ -1,0 +1,133 @@
+//! The commands around the service, as a user types them.
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Output};
+use std::time::{Duration, Instant};
+
+struct Service(Child, PathBuf);
+
+fn forebay(socket: &std::path::Path, arguments: &[&str]) -> Output {
+    let mut c = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    c.args(arguments).env("FOREBAY_SOCKET", socket).output().unwrap()
+}
+
+fn text(b: &[u8]) -> String {
+    String::from_utf8_lossy(b).into_owned()
+}
+
+impl Service {
+    fn start(name: &str) -> Self {
+        let dir = std::env::temp_dir().join(format!("forebay-cli-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let mut c = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        c.arg("service").env("FOREBAY_SOCKET", dir.join("socket")).stderr(std::process::Stdio::null());
+        let s = Service(c.spawn().unwrap(), dir);
+        let begun = Instant::now();
+        while !s.run(&["ps"]).status.success() {
+            assert!(begun.elapsed() < Duration::from_secs(10));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        s
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        forebay(&self.1.join("socket"), arguments)
+    }
+
+    fn json(&self, arguments: &[&str]) -> serde_json::Value {
+        let out = self.run(arguments);
+        assert!(out.status.success(), "{}", text(&out.stderr));
+        serde_json::from_slice(&out.stdout).unwrap()
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+        let _ = std::fs::remove_dir_all(&self.1);
+    }
+}
+
+#[test]
+fn run_becomes_the_program_with_its_class_status_and_signals() {
+    let s = Service::start("run");
+    assert_eq!(s.run(&["run", "--", "sh", "-c", "exit 7"]).status.code(), Some(7));
+    assert_eq!(s.run(&["run", "--share", "40", "--", "/nowhere/nothing"]).status.code(), Some(127));
+    let killed = s.run(&["run", "--", "sh", "-c", "kill -9 $$"]).status;
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&killed), Some(9));
+    // The program inside asks for itself: it registers, and has the class.
+    let script = format!(
+        "{} demo sharing-program --task-us 1000 >/dev/null & sleep 1; {0} ps --json; kill $!",
+        env!("CARGO_BIN_EXE_forebay")
+    );
+    let all = s.json(&["run", "--class", "background", "--nice", "5", "--", "sh", "-c", &script]);
+    let p = &all[0];
+    assert_eq!(
+        (p["class"].as_str(), p["nice"].as_i64(), p["device"].as_str()),
+        (Some("background"), Some(5), Some("cpu")),
+        "{all}"
+    );
+}
+
+#[test]
+fn set_suspend_and_resume_change_what_ps_and_top_show() {
+    let s = Service::start("set");
+    let mut c = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    c.args(["demo", "sharing-program", "--task-us", "500"]).env("FOREBAY_SOCKET", s.1.join("socket"));
+    let mut program = c.stdout(std::process::Stdio::null()).spawn().unwrap();
+    let pid = program.id().to_string();
+    let listed = || s.json(&["ps", "--json"]).as_array().unwrap().iter().find(|p| p["pid"] == program.id()).cloned();
+    let begun = Instant::now();
+    while listed().is_none() {
+        assert!(begun.elapsed() < Duration::from_secs(20));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(s.run(&["set", &pid, "--share", "60%"]).status.success());
+    assert_eq!(listed().unwrap()["class"], "custom");
+    assert!(s.run(&["suspend", &pid]).status.success());
+    assert_eq!(listed().unwrap()["class"], "suspended");
+    assert!(s.run(&["resume", &pid]).status.success());
+    assert_eq!(listed().unwrap()["class"], "custom");
+    std::thread::sleep(Duration::from_millis(300));
+    let top = s.json(&["top", "--once", "--json"]);
+    assert_eq!(top["devices"][0]["name"], "cpu");
+    assert!(top["devices"][0]["utilisation"].as_u64() > Some(100_000), "{top}");
+    let table = text(&s.run(&["top", "--once"]).stdout);
+    assert!(table.contains(&pid) && table.contains("custom") && table.contains("kernel"), "{table}");
+    program.kill().unwrap();
+    program.wait().unwrap();
+}
+
+#[test]
+fn what_cannot_be_done_is_said_with_what_to_do() {
+    let nowhere = std::env::temp_dir().join("forebay-no-service/socket");
+    for arguments in [&["ps"][..], &["top", "--once"], &["set", "1", "--nice", "3"], &["run", "--", "true"]] {
+        let out = forebay(&nowhere, arguments);
+        assert!(!out.status.success());
+        assert!(text(&out.stderr).contains("forebay service"), "{}", text(&out.stderr));
+    }
+    assert!(forebay(&nowhere, &["run", "--anyway", "--", "true"]).status.success());
+    let s = Service::start("errors");
+    for (arguments, part) in [
+        (&["set", "1"][..], "--class"),
+        (&["set", "999999999", "--nice", "1"], "no process"),
+        (&["set", "1", "--share", "101"], "at most 100"),
+        (&["set", "1", "--share", "5", "--class", "normal"], "cannot be used with"),
+        (&["run"], "COMMAND"),
+    ] {
+        let out = s.run(arguments);
+        assert!(!out.status.success());
+        assert!(text(&out.stderr).contains(part), "{arguments:?}: {}", text(&out.stderr));
+    }
+}
+
+#[test]
+fn the_demonstration_plays_its_three_acts() {
+    let out = forebay(std::path::Path::new("/nowhere"), &["demo", "sharing", "--seconds", "0.5", "--json"]);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let acts: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    let names: Vec<_> = acts.as_array().unwrap().iter().map(|a| a["act"].as_str().unwrap()).collect();
+    assert_eq!(names, ["alone", "default", "steered"]);
+    assert!(acts.as_array().unwrap().iter().all(|a| a["latency_ms"]["items"].as_u64() > Some(5)), "{acts}");
+}
