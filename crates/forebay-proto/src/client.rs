@@ -46,6 +46,14 @@ pub enum Error {
     /// It answered something that does not belong to the question.
     #[error("the service answered something else than what was asked")]
     Confused,
+    /// Somebody else runs it.
+    #[error("the service at {} is run by user {user}, who is neither root nor this program's user", .path.display())]
+    Stranger {
+        /// Where it listens.
+        path: PathBuf,
+        /// Whose it is.
+        user: u32,
+    },
     /// It refused.
     #[error(transparent)]
     Refused(#[from] Refusal),
@@ -94,6 +102,11 @@ impl Connection {
     /// [`Error`].
     pub fn open_at(path: &Path, name: &str) -> Result<Self> {
         let socket = socket::connect_to(path).map_err(io("connect to the service"))?;
+        // A service could hold its clients up: only root's and one's own may. The user of a socket says who made it.
+        let user = rustix::fs::stat(path).map_err(io("look at the service's socket"))?.st_uid;
+        if user != 0 && user != rustix::process::geteuid().as_raw() {
+            return Err(Error::Stranger { path: path.to_owned(), user });
+        }
         let hello = Request::Hello { version: wire::VERSION, name: wire::short_name(name) };
         let (reply, files) = ask(&socket, &hello)?;
         let Reply::Welcome { service, up_ms } = reply else { return Err(Error::Confused) };

@@ -70,8 +70,18 @@ pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8], wait: bool) -> Result<
 /// Who is at the other end, says the kernel: process and user when the connection was made.
 ///
 /// # Errors
-/// The kernel's.
+/// The kernel's; `ESRCH` for a process that this one has no number for, from outside its namespace.
 pub fn peer(socket: impl AsFd) -> Result<(u32, u32)> {
-    let c = rustix::net::sockopt::socket_peercred(socket)?;
-    Ok((c.pid.as_raw_nonzero().get() as u32, c.uid.as_raw()))
+    // Not by rustix: its type has no room for the number 0, which is what such a process has.
+    let mut c = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut n = size_of::<libc::ucred>() as libc::socklen_t;
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&socket.as_fd());
+    // SAFETY: `c` and `n` live through the call, and `n` is the size of `c`.
+    let failed =
+        unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut c).cast(), &raw mut n) } != 0;
+    match u32::try_from(c.pid) {
+        _ if failed => Err(Errno::NOTSOCK),
+        Ok(pid) if pid > 0 => Ok((pid, c.uid)),
+        _ => Err(Errno::SRCH),
+    }
 }

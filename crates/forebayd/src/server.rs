@@ -110,6 +110,8 @@ pub struct Server {
     gpus: Vec<Steered>,
     /// When processes on GPUs are looked for next.
     look_ns: u64,
+    /// A descriptor to give up when there are no more, so that whoever connects can be sent away.
+    spare: Option<OwnedFd>,
     idle: u64,
     spare_ns: u64,
     ticks: u64,
@@ -123,6 +125,19 @@ pub struct Server {
 fn now_ns() -> u64 {
     let t = clock_gettime(ClockId::Monotonic);
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+}
+
+fn spare_file() -> Option<OwnedFd> {
+    let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
+    rustix::fs::open("/dev/null", flags, Mode::empty()).ok()
+}
+
+/// As many descriptors as this process may have: every connection takes four.
+fn allow_files() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    // With fewer, fewer can connect.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
 }
 
 /// A listening socket at `path`, which everybody may connect to.
@@ -174,6 +189,7 @@ impl Server {
     }
 
     fn with_listener(options: Options, listener: OwnedFd, lock: Option<OwnedFd>) -> Result<Self, Error> {
+        allow_files();
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
         let mut service =
             Service::new(System::default(), cores, options.order, now_ns()).map_err(io("make the global page"))?;
@@ -194,6 +210,7 @@ impl Server {
             processes: HashMap::new(),
             gpus: Vec::new(),
             look_ns: 0,
+            spare: spare_file(),
             idle: idle_ns().unwrap_or(0),
             spare_ns: 0,
             ticks: 0,
@@ -389,6 +406,14 @@ impl Server {
             let socket = match accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(s) => s,
                 Err(Errno::AGAIN) => return,
+                Err(Errno::MFILE | Errno::NFILE) => {
+                    // Otherwise they would be announced again and again.
+                    self.spare = None;
+                    let _ = accept_with(&self.listener, SocketFlags::CLOEXEC);
+                    self.spare = spare_file();
+                    self.say("a connection was refused: there are no more file descriptors".into());
+                    return;
+                }
                 Err(e) => {
                     self.say(format!("a connection could not be accepted: {e}"));
                     return;

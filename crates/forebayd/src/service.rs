@@ -7,6 +7,7 @@
 //! 2. A process that comes from one that was given a class begins with that class.
 //! 3. The service's user, root and the group `forebay` may set anything. Others may set their own processes only, and no
 //!    higher than the ceiling: `normal` and the process's own nice value, unless somebody who may has set it higher.
+//!    What it owes on a device it owes as long, too.
 //! 4. At every [`Service::tick`] the banks hand out credit, and pages are written; a waiting process is woken when its
 //!    allowance grows.
 //! 5. While an `interactive` process has work and credit, others begin nothing; one that has work but uses nothing for
@@ -118,6 +119,15 @@ struct Device {
     metered: bool,
     bank: Bank,
     tasks: (u64, u64),
+}
+
+/// What a program says of itself on a device.
+#[derive(Clone, Copy, Default)]
+struct Said {
+    spent: u64,
+    tasks: u64,
+    demand: u64,
+    busy: bool,
 }
 
 /// A GPU whose time the service divides itself.
@@ -316,10 +326,8 @@ impl<W: World> Service<W> {
 
     /// A connection has ended, or is to be ended.
     pub fn disconnect(&mut self, id: SessionId) {
-        let Some(s) = self.sessions.remove(&id) else { return };
-        for device in s.accounts.into_iter().flatten() {
-            self.leave(s.peer.pid, device);
-        }
+        // Its process stays a member of its devices until it ends: what it owes it could otherwise leave behind.
+        self.sessions.remove(&id);
     }
 
     /// Sessions that have not said hello for so long.
@@ -374,16 +382,10 @@ impl<W: World> Service<W> {
             }
             _ if !s.greeted => Answer::Close("no hello".into()),
             Request::Join { device } => self.join(id, peer.pid, &device).into(),
-            Request::Leave { account } => {
-                let device = s.accounts.get_mut(usize::from(account)).and_then(Option::take);
-                match device {
-                    Some(device) => {
-                        self.leave(peer.pid, device);
-                        Answer::Reply(Reply::Done)
-                    }
-                    None => Answer::Reply(Reply::Refused(Refusal::Invalid(format!("there is no account {account}")))),
-                }
-            }
+            Request::Leave { account } => match s.accounts.get_mut(usize::from(account)).and_then(Option::take) {
+                Some(_) => Answer::Reply(Reply::Done),
+                None => Answer::Reply(Reply::Refused(Refusal::Invalid(format!("there is no account {account}")))),
+            },
             Request::Set { pid, class, nice } => self.set(peer, pid, class, nice).into(),
             Request::Resume { pid } => self.resume(peer, pid).into(),
             Request::List { after } => Answer::Reply(self.list(after)),
@@ -458,15 +460,6 @@ impl<W: World> Service<W> {
         let metered = d.metered;
         self.refreshed_ns = 0;
         Ok(Reply::Joined { account: account as u8, metered })
-    }
-
-    fn leave(&mut self, pid: u32, device: usize) {
-        let still = self.sessions.values().any(|s| s.peer.pid == pid && s.accounts.contains(&Some(device)));
-        if let Some(d) = self.devices.get_mut(device)
-            && !still
-        {
-            d.bank.remove(pid.into());
-        }
     }
 
     fn set(&mut self, peer: Peer, pid: u32, class: Option<Class>, nice: Option<i8>) -> Result<Reply, Refusal> {
@@ -631,51 +624,43 @@ impl<W: World> Service<W> {
         }
         self.now_ns = now_ns;
         for (at, d) in self.devices.iter_mut().enumerate() {
-            let programs = |pid: u64| {
-                let of = self.sessions.values().filter(move |s| u64::from(s.peer.pid) == pid);
-                of.flat_map(move |s| {
-                    let mine = s.accounts.iter().zip(&s.program.accounts);
-                    mine.filter(move |(a, _)| **a == Some(at)).map(|(_, w)| w)
-                })
-            };
+            // What each program says, over all its connections.
+            let mut said: BTreeMap<u64, Said> = BTreeMap::new();
+            for s in self.sessions.values() {
+                for (_, w) in s.accounts.iter().zip(&s.program.accounts).filter(|(a, _)| **a == Some(at)) {
+                    let all = said.entry(s.peer.pid.into()).or_default();
+                    all.spent = all.spent.saturating_add(w.spent.load(Ordering::Relaxed));
+                    all.tasks = all.tasks.wrapping_add(w.tasks.load(Ordering::Relaxed));
+                    all.demand = all.demand.saturating_add(w.demand.load(Ordering::Relaxed).into());
+                    all.busy |= w.busy.load(Ordering::Relaxed) != 0;
+                }
+            }
+            // No program can have used more than the device could do meanwhile.
+            let most = passed.saturating_mul(d.about.units.into()).saturating_mul(2);
             let mut reports = BTreeMap::new();
-            let before: BTreeMap<u64, u64> = d.bank.views().map(|v| (v.member.id, v.spent_ns)).collect();
-            for (&id, &was) in &before {
-                let told: u64 = programs(id).map(|w| w.spent.load(Ordering::Relaxed)).fold(0, u64::saturating_add);
-                let now =
-                    if d.metered {
-                        self.world.cpu_time_ns(id as u32)
-                    } else {
-                        // No program can have used more than the device could do meanwhile.
-                        Some(told.clamp(
-                            was,
-                            was.saturating_add(passed.saturating_mul(d.about.units.into()).saturating_mul(2)),
-                        ))
-                    };
-                let demand =
-                    programs(id).map(|w| u64::from(w.demand.load(Ordering::Relaxed))).fold(0, u64::saturating_add);
+            let (mut used, mut tasks) = (0u64, 0u64);
+            for v in d.bank.views() {
+                let (id, was) = (v.member.id, v.spent_ns);
+                let said = said.get(&id).copied().unwrap_or_default();
+                let now = if d.metered {
+                    self.world.cpu_time_ns(id as u32)
+                } else {
+                    Some(said.spent.clamp(was, was.saturating_add(most)))
+                };
+                let Some(spent_ns) = now else { continue };
                 // Nobody says: then it is taken to want everything.
-                let demand = if demand == 0 { WHOLE } else { demand.min(WHOLE) };
-                if let Some(spent_ns) = now {
-                    reports.insert(id, Report { spent_ns, demand });
-                }
-            }
-            let used: u64 = reports.iter().map(|(id, r)| r.spent_ns.saturating_sub(before[id])).sum();
-            let spare =
-                if d.metered { spare_ns } else { passed.saturating_mul(d.about.units.into()).saturating_sub(used) };
-            d.bank.tick(passed, spare, |id| reports.get(&id).copied());
-            for (&id, r) in &reports {
+                let demand = if said.demand == 0 { WHOLE } else { said.demand.min(WHOLE) };
+                reports.insert(id, Report { spent_ns, demand });
+                let new = spent_ns.saturating_sub(was);
+                used = used.saturating_add(new);
+                tasks = tasks.wrapping_add(said.tasks);
                 if let Some(p) = self.processes.get_mut(&(id as u32)) {
-                    let busy = programs(id).any(|w| w.busy.load(Ordering::Relaxed) != 0);
-                    let idle = r.spent_ns == before[&id];
-                    p.stuck = if busy && idle { p.stuck.saturating_add(1) } else { 0 };
+                    p.stuck = if said.busy && new == 0 { p.stuck.saturating_add(1) } else { 0 };
                 }
             }
-            let tasks: u64 = before
-                .keys()
-                .flat_map(|&id| programs(id))
-                .map(|w| w.tasks.load(Ordering::Relaxed))
-                .fold(0, u64::wrapping_add);
+            let could = passed.saturating_mul(d.about.units.into());
+            let spare = if d.metered { spare_ns } else { could.saturating_sub(used) };
+            d.bank.tick(passed, spare, |id| reports.get(&id).copied());
             d.tasks = (d.tasks.0.saturating_add(used), tasks);
         }
         self.write_allowances();

@@ -11,6 +11,19 @@ use forebay_proto::wire::{Class, Request};
 #[test]
 #[ignore = "a program that other tests start"]
 fn program() {
+    if std::env::var_os("RECONNECTS").is_some() {
+        // Leaves its debts behind, or tries to.
+        loop {
+            let session = forebay_proto::client::Session::open("cheat").unwrap();
+            let account = forebay_proto::client::Account::cpu(&session).unwrap();
+            account.look();
+            if account.may() {
+                common::spin(Duration::from_millis(20));
+            } else {
+                account.wait();
+            }
+        }
+    }
     let number = |name: &str, or: u64| std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(or);
     hog(number("THREADS", 2) as usize, Duration::from_micros(number("TASK_US", 1000)));
 }
@@ -53,6 +66,18 @@ fn saturating_programs_get_their_shares() {
     std::thread::sleep(Duration::from_millis(300));
     let got = parts(&programs, Duration::from_secs(2));
     assert!((got[0] - 0.4).abs() < 0.04, "{got:?}");
+}
+
+#[test]
+fn connecting_again_does_not_settle_a_debt() {
+    let s = Service::start(&[]);
+    let cheat = Program::start(&s, "program", &[("RECONNECTS", "1".into())]);
+    until("the program has joined", || s.process(cheat.pid()).is_some());
+    s.set(cheat.pid(), Class::Custom(100_000));
+    let programs = [cheat, start(&s, Class::Custom(900_000), 1000)];
+    std::thread::sleep(Duration::from_secs(1));
+    let got = parts(&programs, Duration::from_secs(3));
+    assert!(got[0] < 0.14, "{got:?}");
 }
 
 #[test]

@@ -5,6 +5,7 @@
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use forebay_proto::client::{Account, Connection, Session, cpu_time_ns};
@@ -15,17 +16,21 @@ pub struct Service {
     pub dir: PathBuf,
     child: Child,
     arguments: Vec<String>,
+    /// One service at a time: another one's programs would not keep to this one's shares.
+    _turn: MutexGuard<'static, ()>,
 }
 
 impl Service {
     pub fn start(arguments: &[&str]) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
+        static TURN: Mutex<()> = Mutex::new(());
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let n = NEXT.fetch_add(1, Ordering::Relaxed);
         let dir = std::env::temp_dir().join(format!("forebayd-test-{}-{n}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let arguments: Vec<String> = arguments.iter().map(|a| (*a).to_owned()).collect();
         let child = Self::spawn(&dir, &arguments);
-        Service { dir, child, arguments }
+        Service { dir, child, arguments, _turn: turn }
     }
 
     fn spawn(dir: &std::path::Path, arguments: &[String]) -> Child {
