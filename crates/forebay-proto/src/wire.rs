@@ -234,6 +234,23 @@ pub struct Device {
     pub level: Level,
 }
 
+/// A process's class, for a restart of the service.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Saved {
+    /// The process.
+    pub pid: u32,
+    /// When it began.
+    pub began: u64,
+    /// Its class.
+    pub class: Class,
+    /// The class to go back to.
+    pub before: Class,
+    /// Its nice value.
+    pub nice: i8,
+    /// As far as its user may set both.
+    pub ceiling: (Class, i8),
+}
+
 /// A packet that is no message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {

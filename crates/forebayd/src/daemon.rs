@@ -36,6 +36,9 @@ pub struct Arguments {
     /// A device whose use programs report: its name, and how many things it does at a time
     #[arg(long = "device", value_name = "NAME=UNITS", value_parser = device)]
     devices: Vec<(String, u32)>,
+    /// Serve figures for Prometheus over HTTP on a local socket: curl --unix-socket PATH http://localhost/metrics
+    #[arg(long, value_name = "PATH")]
+    metrics: Option<PathBuf>,
     /// GPUs to steer, on the fake of the driver that answers at --fake-rm: for tests
     #[arg(long = "gpu", requires = "fake_rm", hide = true)]
     gpus: Vec<u32>,
@@ -86,7 +89,7 @@ impl Arguments {
             OrderName::Fifo => Order::Fifo,
         };
         let state = Some(socket.with_extension("state"));
-        Ok(Options { socket, state, order, devices: self.devices.clone() })
+        Ok(Options { socket, state, order, metrics: self.metrics.clone(), devices: self.devices.clone() })
     }
 }
 
@@ -113,7 +116,13 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
         // SAFETY: nothing here has started a thread, and this is called by `main`.
         guardians.push((gpu, unsafe { Guardian::fork(gpu, || Ok(Arc::new(fake()?) as Arc<dyn Rm>)) }?));
     }
-    let text = |e: Error| e.to_string();
+    let alone = !arguments.user && arguments.socket.is_none() && !rustix::process::geteuid().is_root();
+    let text = move |e: Error| match &e {
+        Error::Io { why, .. } if alone && why.kind() == std::io::ErrorKind::PermissionDenied => {
+            format!("{e}\n  For everybody it takes root; for your own programs only: forebay service --user")
+        }
+        _ => e.to_string(),
+    };
     let (stop, signalled) = std::os::unix::net::UnixStream::pair().map_err(|e| format!("a pair of sockets: {e}"))?;
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
         let end = signalled.try_clone().map_err(|e| format!("a socket: {e}"))?;
@@ -132,7 +141,7 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     let alive = |first: bool| {
         // Without systemd nobody hears it.
         let _ = if first {
-            eprintln!("forebayd: serving on {}", path.display());
+            crate::server::tell(&format!("serving on {}", path.display()));
             sd_notify::notify(false, &[sd_notify::NotifyState::Ready])
         } else {
             sd_notify::notify(false, &[sd_notify::NotifyState::Watchdog])

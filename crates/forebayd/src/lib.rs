@@ -4,6 +4,7 @@
 //! - [`system`]: what it asks of the operating system.
 //! - [`server`]: the daemon: one loop around both.
 //! - [`guardian`] and [`ledger`]: who gives everything back when the service has gone, and how it knows what.
+//! - [`metrics`]: figures for Prometheus.
 //! - [`daemon`]: the daemon as a program: arguments, signals, systemd.
 //! - [`agent`]: divides an NVIDIA GPU's time among processes by suspension. It runs on the fake of [`forebay_rm::fake`] (in
 //!   tests and in `forebay-sim`), has not met a GPU, and is not part of the daemon yet.
@@ -12,6 +13,7 @@ pub mod agent;
 pub mod daemon;
 pub mod guardian;
 pub mod ledger;
+pub mod metrics;
 
 pub mod server;
 pub mod service;

@@ -1,8 +1,10 @@
 //! The daemon: one loop over the socket, the connections, the ends of processes and time.
 
 use std::collections::{BTreeMap, HashMap};
+use std::io::{Read as _, Write as _};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -28,10 +30,14 @@ const BACKLOG: i32 = 128;
 const BURST: usize = 16;
 /// Messages that a connection may send in a second; one that sends more is closed.
 const MAX_RATE: u64 = 2000;
+/// Rings of a connection's doorbell in a second that are heard; one that rings more is closed.
+const MAX_RINGS: u64 = 10_000;
 /// A connection that has not said hello for so long is closed.
 const HELLO_NS: u64 = 2_000_000_000;
 /// Ticks between two looks at the machine's idle time: it has a resolution of two ticks, and is no cheap question.
 const IDLE_EVERY: u64 = 4;
+/// Requests for figures at a time.
+const MAX_SCRAPES: usize = 8;
 /// Lines that may be written in a second: what others send must not fill the log.
 const MAX_LINES: u32 = 20;
 /// Between two looks for processes that have begun to use a GPU.
@@ -48,6 +54,8 @@ pub struct Options {
     pub state: Option<PathBuf>,
     /// Whose turn it is on a device when there is not enough for all.
     pub order: Order,
+    /// A socket on which figures for Prometheus are served over HTTP.
+    pub metrics: Option<PathBuf>,
     /// Further devices whose use programs report: name and how much each does at a time.
     pub devices: Vec<(String, u32)>,
 }
@@ -79,6 +87,8 @@ enum Waits {
     Doorbell(SessionId),
     Process(u32),
     Guardian,
+    Metrics,
+    Scrape(u64),
 }
 
 /// A GPU that is steered.
@@ -91,10 +101,28 @@ struct Line {
     socket: OwnedFd,
     doorbell: OwnedFd,
     tokens: [u64; 2],
-    /// Second in which messages are counted, and how many there were.
-    rate: (u64, u64),
+    /// Second in which messages and rings are counted, and how many there were of each.
+    rate: (u64, [u64; 2]),
     /// Who it is, for the log.
     who: String,
+}
+
+impl Line {
+    /// How many messages (0) or rings (1) there have been in this second, with this one.
+    fn count(&mut self, what: usize) -> u64 {
+        let second = now_ns() / 1_000_000_000;
+        if self.rate.0 != second {
+            self.rate = (second, [0, 0]);
+        }
+        self.rate.1[what] += 1;
+        self.rate.1[what]
+    }
+}
+
+/// A line on standard error, if anybody reads it: a service does not end because nobody does.
+pub(crate) fn tell(line: &str) {
+    use std::io::Write as _;
+    let _ = writeln!(std::io::stderr(), "forebayd: {line}");
 }
 
 /// The daemon.
@@ -110,6 +138,9 @@ pub struct Server {
     gpus: Vec<Steered>,
     /// When processes on GPUs are looked for next.
     look_ns: u64,
+    metrics: Option<UnixListener>,
+    /// Who asked for figures, and when.
+    scrapes: BTreeMap<u64, (UnixStream, u64)>,
     /// A descriptor to give up when there are no more, so that whoever connects can be sent away.
     spare: Option<OwnedFd>,
     idle: u64,
@@ -210,6 +241,8 @@ impl Server {
             processes: HashMap::new(),
             gpus: Vec::new(),
             look_ns: 0,
+            metrics: None,
+            scrapes: BTreeMap::new(),
             spare: spare_file(),
             idle: idle_ns().unwrap_or(0),
             spare_ns: 0,
@@ -221,6 +254,15 @@ impl Server {
         };
         let token = server.token(Waits::Listener);
         server.add_listener(token)?;
+        if let Some(path) = server.options.metrics.clone() {
+            let failed = || format!("serve figures at {}", path.display());
+            let _ = std::fs::remove_file(&path);
+            let listener = UnixListener::bind(&path).map_err(io(failed()))?;
+            listener.set_nonblocking(true).map_err(io(failed()))?;
+            let token = server.token(Waits::Metrics);
+            server.add(&listener, token).map_err(io(failed()))?;
+            server.metrics = Some(listener);
+        }
         if let Some(path) = server.options.state.clone() {
             match std::fs::read(&path).map(|b| serde_json::from_slice(&b)) {
                 Ok(Ok(saved)) => server.service.restore(saved),
@@ -287,13 +329,13 @@ impl Server {
         let second = now_ns() / 1_000_000_000;
         if self.log.0 != second {
             if self.log.1 > MAX_LINES {
-                eprintln!("forebayd: and {} more lines", self.log.1 - MAX_LINES);
+                tell(&format!("and {} more lines", self.log.1 - MAX_LINES));
             }
             self.log = (second, 0);
         }
         self.log.1 += 1;
         if self.log.1 <= MAX_LINES {
-            eprintln!("forebayd: {line}");
+            tell(&line);
         }
     }
 
@@ -327,10 +369,13 @@ impl Server {
                     Some(&Waits::Session(id)) => self.hear(id, flags),
                     Some(&Waits::Doorbell(id)) => {
                         let mut count = [0; 8];
-                        if let Some(l) = self.lines.get(&id) {
-                            let _ = rustix::io::read(&l.doorbell, &mut count);
+                        let Some(l) = self.lines.get_mut(&id) else { continue };
+                        let _ = rustix::io::read(&l.doorbell, &mut count);
+                        if l.count(1) > MAX_RINGS {
+                            self.close(id, "it rings more than a program needs");
+                        } else {
+                            self.service.doorbell(id);
                         }
-                        self.service.doorbell(id);
                     }
                     Some(&Waits::Process(pid)) => self.exited(pid),
                     Some(Waits::Guardian) => {
@@ -338,6 +383,8 @@ impl Server {
                         self.save();
                         return Err(io("a guardian")(std::io::Error::other("it has ended; so does the service")));
                     }
+                    Some(Waits::Metrics) => self.accept_scrapes(),
+                    Some(&Waits::Scrape(token)) => self.answer_scrape(token),
                     // Closed by an earlier event of this round.
                     None => {}
                 }
@@ -373,6 +420,14 @@ impl Server {
         self.ticks += 1;
         self.service.tick(now, self.spare_ns);
         if self.ticks.is_multiple_of(64) {
+            let waits = &mut self.waits;
+            self.scrapes.retain(|token, (_, since)| {
+                let young = now.saturating_sub(*since) < HELLO_NS;
+                if !young {
+                    waits.remove(token);
+                }
+                young
+            });
             for id in self.service.silent(HELLO_NS) {
                 self.close(id, "said nothing");
             }
@@ -445,13 +500,41 @@ impl Server {
                 e.to_string()
             })?;
             let who = format!("process {pid} of user {uid}");
-            self.lines.insert(id, Line { socket, doorbell, tokens, rate: (0, 0), who });
+            self.lines.insert(id, Line { socket, doorbell, tokens, rate: (0, [0, 0]), who });
             Ok(())
         })();
         if made.is_err() {
             self.service.disconnect(id);
         }
         made
+    }
+
+    fn accept_scrapes(&mut self) {
+        for _ in 0..MAX_SCRAPES {
+            let Some(Ok((stream, _))) = self.metrics.as_ref().map(UnixListener::accept) else { return };
+            // One too many, or one that cannot be watched, is closed.
+            if self.scrapes.len() < MAX_SCRAPES && stream.set_nonblocking(true).is_ok() {
+                self.next += 1;
+                let token = self.next;
+                if self.add(&stream, token).is_ok() {
+                    self.waits.insert(token, Waits::Scrape(token));
+                    self.scrapes.insert(token, (stream, now_ns()));
+                }
+            }
+        }
+    }
+
+    fn answer_scrape(&mut self, token: u64) {
+        self.waits.remove(&token);
+        let Some((mut stream, _)) = self.scrapes.remove(&token) else { return };
+        // Whatever was asked, there is one answer; it fits the socket, or is cut off.
+        let mut request = [0; 4096];
+        if stream.read(&mut request).is_ok_and(|n| n > 0) {
+            let body = self.service.metrics();
+            let head =
+                "HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\nConnection: close\r\nContent-Length:";
+            let _ = stream.write_all(format!("{head} {}\r\n\r\n{body}", body.len()).as_bytes());
+        }
     }
 
     fn close(&mut self, id: SessionId, why: &str) {
@@ -477,12 +560,7 @@ impl Server {
                 Err(Errno::AGAIN | Errno::INTR) => break,
                 Err(_) => return self.close(id, ""),
             };
-            let second = now_ns() / 1_000_000_000;
-            if l.rate.0 != second {
-                l.rate = (second, 0);
-            }
-            l.rate.1 += 1;
-            if l.rate.1 > MAX_RATE {
+            if l.count(0) > MAX_RATE {
                 return self.close(id, "more messages than a program needs");
             }
             // What is longer than the buffer is longer than a message.
@@ -540,6 +618,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        self.options.metrics.iter().for_each(|p| drop(std::fs::remove_file(p)));
         // A socket that was handed over is not ours to remove.
         if self.lock.is_some() {
             let _ = std::fs::remove_file(&self.options.socket);

@@ -86,6 +86,27 @@ fn a_damaged_state_file_is_no_obstacle_and_a_good_one_is_believed_of_the_same_pr
 }
 
 #[test]
+fn figures_are_served_to_whoever_asks_and_nobody_can_hold_that_up() {
+    use std::io::{Read as _, Write as _};
+    use std::os::unix::net::UnixStream;
+    let path = std::env::temp_dir().join(format!("forebay-metrics-{}", std::process::id()));
+    let s = Service::start(&["--metrics", path.to_str().unwrap()]);
+    // Some who say nothing do not keep others away for long.
+    let silent: Vec<_> = (0..20).map(|_| UnixStream::connect(&path).unwrap()).collect();
+    let ask = || {
+        let mut c = UnixStream::connect(&path).ok()?;
+        c.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").ok()?;
+        let mut text = String::new();
+        c.read_to_string(&mut text).ok()?;
+        Some(text)
+    };
+    until("figures come", || ask().is_some_and(|t| t.contains("forebay_device_utilisation_ratio{device=\"cpu\"}")));
+    assert!(ask().unwrap().starts_with("HTTP/1.1 200 OK\r\n"));
+    drop(silent);
+    drop(s);
+}
+
+#[test]
 fn what_comes_from_a_program_with_a_class_has_it_too() {
     let s = Service::start(&[]);
     // A shell that is set to background, and a program of the library that it starts.

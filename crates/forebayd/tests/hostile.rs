@@ -161,6 +161,25 @@ fn a_program_that_scribbles_over_its_page_harms_only_itself() {
     assert!(gpu.spent_ns < 4_000_000_000, "{gpu:?}");
 }
 
+#[test]
+fn a_doorbell_that_never_rests_is_taken_away() {
+    let s = Service::start(&[]);
+    let fd = raw(&s);
+    socket::send(fd.as_fd(), &hello(), &[], true).unwrap();
+    let mut b = [0; 4096];
+    let (_, files) = socket::receive(fd.as_fd(), &mut b, true).unwrap();
+    let begun = Instant::now();
+    let mut open = true;
+    while open && begun.elapsed() < Duration::from_secs(10) {
+        for _ in 0..1000 {
+            let _ = rustix::io::write(&files[3], &1u64.to_ne_bytes());
+        }
+        open = matches!(socket::receive(fd.as_fd(), &mut b, false), Err(rustix::io::Errno::AGAIN));
+    }
+    assert!(!open, "it is still heard");
+    assert!(s.connect().processes().is_ok());
+}
+
 /// Not a test: a program that another user runs.
 #[test]
 #[ignore = "a program that other tests start"]

@@ -15,7 +15,8 @@ use super::{Serve, connect};
   sudo forebay run --class interactive -- ./viewer
 
 The program takes the place of this command: it has its process number, gets its signals and gives its exit status.
-Programs that it starts are served in the same way.")]
+Programs that it starts are served in the same way. A program that does not use Forebay's library runs as it always did:
+steering it on a GPU is not available yet.")]
 pub struct Options {
     #[command(flatten)]
     serve: Serve,

@@ -3,30 +3,33 @@
 //!
 //! Rules:
 //! 1. A process is known from the first time that it connects or is named until it ends. It keeps its class and nice value
-//!    as long, across connections and a restart of the service.
+//!    as long, across connections and a restart of the service; and what it owes on a device across connections.
 //! 2. A process that comes from one that was given a class begins with that class.
 //! 3. The service's user, root and the group `forebay` may set anything. Others may set their own processes only, and no
-//!    higher than the ceiling: `normal` and the process's own nice value, unless somebody who may has set it higher.
-//!    What it owes on a device it owes as long, too.
+//!    higher than the ceiling: `normal` and the process's own nice value, or what somebody who may has said last.
 //! 4. At every [`Service::tick`] the banks hand out credit, and pages are written; a waiting process is woken when its
 //!    allowance grows.
 //! 5. While an `interactive` process has work and credit, others begin nothing; one that has work but uses nothing for
 //!    [`STUCK_TICKS`] does not count.
 //! 6. Whatever a program writes to its own page, and whatever it sends, has an effect on nothing but itself, within limits.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod gpu;
+mod tick;
+
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
-use forebay_policy::credit::{Bank, Order, Report};
+use forebay_policy::credit::{Bank, Order};
 use forebay_policy::share::{self, Member, Refusal as Denied, WHOLE};
 use forebay_proto::memory::Made;
-use forebay_proto::page::{AccountWords, ClientPage, DeviceLoad, GlobalPage, MAX_DEVICES, ProgramPage, Standing};
-use forebay_proto::wire::{self, CPU, Class, Level, MAX_LISTED, MAX_REQUEST, Refusal, Reply, Request, Source};
+use forebay_proto::page::{AccountWords, ClientPage, GlobalPage, MAX_DEVICES, ProgramPage};
+use forebay_proto::wire::{self, CPU, Class, Level, MAX_LISTED, MAX_REQUEST, Refusal, Reply, Request, Saved, Source};
 
-use crate::agent::{Agent, Meter, Refused};
+use self::gpu::Gpu;
+use self::tick::publish;
+use crate::agent::Refused;
+use crate::metrics;
 
-/// Until somebody is there to divide a GPU among, it is looked at this often.
-const GPU_LOOK_NS: u64 = 25_000_000;
 /// Most connections.
 pub const MAX_SESSIONS: usize = 1024;
 /// Most connections of one user, unless it is one that may set anything.
@@ -121,26 +124,6 @@ struct Device {
     tasks: (u64, u64),
 }
 
-/// What a program says of itself on a device.
-#[derive(Clone, Copy, Default)]
-struct Said {
-    spent: u64,
-    tasks: u64,
-    demand: u64,
-    busy: bool,
-}
-
-/// A GPU whose time the service divides itself.
-struct Gpu {
-    about: wire::Device,
-    agent: Agent<Box<dyn Meter>>,
-    source: Source,
-    /// Beginning of the window, and when it is over.
-    window: (u64, u64),
-    /// Processes that were not adopted, so that each is tried and spoken of once.
-    refused: BTreeSet<u32>,
-}
-
 /// The service.
 pub struct Service<W> {
     world: W,
@@ -156,23 +139,6 @@ pub struct Service<W> {
     pub dirty: bool,
     /// Somebody was told that a class is set, and it is not saved yet.
     pub promised: bool,
-}
-
-/// A process's class, for a restart of the service.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Saved {
-    /// The process.
-    pub pid: u32,
-    /// When it began.
-    pub began: u64,
-    /// Its class.
-    pub class: Class,
-    /// The class to go back to.
-    pub before: Class,
-    /// Its nice value.
-    pub nice: i8,
-    /// As far as its user may set both.
-    pub ceiling: (Class, i8),
 }
 
 fn policy(class: Class) -> share::Class {
@@ -226,56 +192,6 @@ impl<W: World> Service<W> {
         let about = wire::Device { name: wire::short_name(name), index: index as u8, units, level: Level::Credit };
         self.devices.push(Device { about, metered: false, bank: Bank::new(units, order), tasks: (0, 0) });
         Some(index)
-    }
-
-    /// Adds a GPU; its number, or none when there are too many devices.
-    pub fn add_gpu(&mut self, name: &str, agent: Agent<Box<dyn Meter>>, source: Source) -> Option<usize> {
-        let index = self.devices.len() + self.gpus.len();
-        if index >= MAX_DEVICES {
-            return None;
-        }
-        let about = wire::Device { name: wire::short_name(name), index: index as u8, units: 1, level: Level::Hardware };
-        self.gpus.push(Gpu { about, agent, source, window: (self.now_ns, self.now_ns), refused: BTreeSet::new() });
-        Some(self.gpus.len() - 1)
-    }
-
-    /// These processes have the GPU's driver open. Those that are new are adopted, with the class that they have; what
-    /// went wrong comes back, once for each.
-    pub fn gpu_processes(&mut self, gpu: usize, pids: &[u32]) -> Vec<String> {
-        let mut wrong = Vec::new();
-        let Some(known) = self.gpus.get(gpu).map(|g| g.agent.shares()) else { return wrong };
-        for &pid in pids.iter().filter(|p| !known.contains_key(p)) {
-            let (class, nice) = match self.known(pid) {
-                Ok(p) => (p.class, p.nice),
-                Err(_) => continue,
-            };
-            let Some(g) = self.gpus.get_mut(gpu) else { break };
-            let why = match g.agent.adopt(pid, policy(class), nice.into()) {
-                Ok(()) => {
-                    g.refused.remove(&pid);
-                    continue;
-                }
-                // It has the driver open and has not begun to use the GPU: the next look may find more.
-                Err(Refused::Driver(forebay_rm::Error::NoChannels { .. })) => continue,
-                Err(Refused::Driver(e)) => e.to_string(),
-                Err(Refused::Policy(e)) => refusal(&g.about.name, e).to_string(),
-                Err(Refused::Ledger) => "the guardian's ledger is full".into(),
-            };
-            if g.refused.insert(pid) {
-                wrong.push(format!("process {pid} is not steered on {}: {why}", g.about.name));
-            }
-        }
-        wrong
-    }
-
-    /// Ends windows that are over and begins the next; when to call again.
-    pub fn turn(&mut self, now_ns: u64) -> Option<u64> {
-        for g in self.gpus.iter_mut().filter(|g| g.window.1 <= now_ns) {
-            g.agent.end(now_ns.saturating_sub(g.window.0));
-            let length = g.agent.begin().map_or(GPU_LOOK_NS, |w| w.length_ns);
-            g.window = (now_ns, now_ns.saturating_add(length));
-        }
-        self.gpus.iter().map(|g| g.window.1).min()
     }
 
     /// The world.
@@ -557,6 +473,23 @@ impl<W: World> Service<W> {
         }
     }
 
+    /// The figures for Prometheus.
+    pub fn metrics(&self) -> String {
+        let abouts = self.devices.iter().map(|d| &d.about).chain(self.gpus.iter().map(|g| &g.about));
+        let devices: Vec<_> =
+            abouts.map(|d| (d.clone(), self.global.device(d.index.into()).unwrap_or_default())).collect();
+        let (mut processes, mut after) = (Vec::new(), 0);
+        while let Reply::Processes { processes: some, more } = self.list(after) {
+            after = some.last().map_or(after, |p| p.pid);
+            let any = !some.is_empty();
+            processes.extend(some);
+            if !more || !any {
+                break;
+            }
+        }
+        metrics::text(self.now_ns.saturating_sub(self.began_ns) / 1_000_000, &devices, &processes)
+    }
+
     fn list(&self, after: u32) -> Reply {
         let Some(from) = after.checked_add(1) else { return Reply::Processes { processes: Vec::new(), more: false } };
         let mut processes = Vec::new();
@@ -609,156 +542,11 @@ impl<W: World> Service<W> {
     /// A program has rung its doorbell: its work begins or ends.
     pub fn doorbell(&mut self, id: SessionId) {
         let pid = self.sessions.get(&id).map(|s| s.peer.pid);
-        if let Some(p) = pid.and_then(|pid| self.processes.get_mut(&pid)) {
+        let p = pid.and_then(|pid| self.processes.get_mut(&pid));
+        // Nobody asked others to ring.
+        if let Some(p) = p.filter(|p| p.class == Class::Interactive) {
             p.stuck = 0;
             self.write_holds();
-        }
-    }
-
-    /// Time passes. `spare_ns` is the time in which the CPU had nothing to do since the last tick, over all cores.
-    pub fn tick(&mut self, now_ns: u64, spare_ns: u64) {
-        // A clock that jumps back, or far ahead, is not believed for this once, and followed from then on.
-        let passed = now_ns.saturating_sub(self.now_ns).min(1_000_000_000);
-        if now_ns < self.now_ns {
-            self.refreshed_ns = 0;
-        }
-        self.now_ns = now_ns;
-        for (at, d) in self.devices.iter_mut().enumerate() {
-            // What each program says, over all its connections.
-            let mut said: BTreeMap<u64, Said> = BTreeMap::new();
-            for s in self.sessions.values() {
-                for (_, w) in s.accounts.iter().zip(&s.program.accounts).filter(|(a, _)| **a == Some(at)) {
-                    let all = said.entry(s.peer.pid.into()).or_default();
-                    all.spent = all.spent.saturating_add(w.spent.load(Ordering::Relaxed));
-                    all.tasks = all.tasks.wrapping_add(w.tasks.load(Ordering::Relaxed));
-                    all.demand = all.demand.saturating_add(w.demand.load(Ordering::Relaxed).into());
-                    all.busy |= w.busy.load(Ordering::Relaxed) != 0;
-                }
-            }
-            // No program can have used more than the device could do meanwhile.
-            let most = passed.saturating_mul(d.about.units.into()).saturating_mul(2);
-            let mut reports = BTreeMap::new();
-            let (mut used, mut tasks) = (0u64, 0u64);
-            for v in d.bank.views() {
-                let (id, was) = (v.member.id, v.spent_ns);
-                let said = said.get(&id).copied().unwrap_or_default();
-                let now = if d.metered {
-                    self.world.cpu_time_ns(id as u32)
-                } else {
-                    Some(said.spent.clamp(was, was.saturating_add(most)))
-                };
-                let Some(spent_ns) = now else { continue };
-                // Nobody says: then it is taken to want everything.
-                let demand = if said.demand == 0 { WHOLE } else { said.demand.min(WHOLE) };
-                reports.insert(id, Report { spent_ns, demand });
-                let new = spent_ns.saturating_sub(was);
-                used = used.saturating_add(new);
-                tasks = tasks.wrapping_add(said.tasks);
-                if let Some(p) = self.processes.get_mut(&(id as u32)) {
-                    p.stuck = if said.busy && new == 0 { p.stuck.saturating_add(1) } else { 0 };
-                }
-            }
-            let could = passed.saturating_mul(d.about.units.into());
-            let spare = if d.metered { spare_ns } else { could.saturating_sub(used) };
-            d.bank.tick(passed, spare, |id| reports.get(&id).copied());
-            d.tasks = (d.tasks.0.saturating_add(used), tasks);
-        }
-        self.write_allowances();
-        self.write_holds();
-        if self.now_ns.saturating_sub(self.refreshed_ns) >= REFRESH_NS || self.refreshed_ns == 0 {
-            self.refreshed_ns = self.now_ns;
-            self.refresh();
-            self.refresh_gpus();
-        }
-    }
-
-    fn write_allowances(&mut self) {
-        for (at, d) in self.devices.iter_mut().enumerate() {
-            for s in self.sessions.values() {
-                let mine = s.accounts.iter().zip(&s.client.accounts).filter(|(a, _)| **a == Some(at));
-                for (_, words) in mine {
-                    let now = d.bank.allowance(s.peer.pid.into()).unwrap_or(0);
-                    if publish(words, now, None) {
-                        self.world.wake(words);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Rule 5.
-    fn write_holds(&mut self) {
-        for (at, d) in self.devices.iter().enumerate() {
-            let of = |s: &Session| s.accounts.contains(&Some(at));
-            let works = |s: &Session| {
-                s.accounts
-                    .iter()
-                    .zip(&s.program.accounts)
-                    .any(|(a, w)| *a == Some(at) && w.busy.load(Ordering::Relaxed) != 0)
-            };
-            let first = |s: &&Session| {
-                let believed = |p: &Process| p.class == Class::Interactive && p.stuck < STUCK_TICKS;
-                let credit = |id: u64| d.bank.views().find(|v| v.member.id == id).is_some_and(|v| v.balance_ns > 0);
-                of(s) && self.processes.get(&s.peer.pid).is_some_and(believed) && works(s) && credit(s.peer.pid.into())
-            };
-            let held = self.sessions.values().any(|s| first(&s));
-            for s in self.sessions.values().filter(|s| of(s)) {
-                let interactive = self.processes.get(&s.peer.pid).is_some_and(|p| p.class == Class::Interactive);
-                let mine = s.accounts.iter().zip(&s.client.accounts).filter(|(a, _)| **a == Some(at));
-                for (_, words) in mine {
-                    let allowance = words.allowance.load(Ordering::Relaxed);
-                    if publish(words, allowance, Some(held && !interactive)) {
-                        self.world.wake(words);
-                    }
-                }
-            }
-        }
-    }
-
-    fn refresh(&mut self) {
-        for (at, d) in self.devices.iter().enumerate() {
-            let mut load =
-                DeviceLoad { at_ns: self.now_ns.max(1), units: d.about.units.into(), ..DeviceLoad::default() };
-            let views: BTreeMap<u64, _> = d.bank.views().map(|v| (v.member.id, v)).collect();
-            let booked: u64 = views
-                .values()
-                .map(|v| if let share::Class::Custom(s) = v.member.class { u64::from(s) } else { 0 })
-                .sum();
-            for v in views.values() {
-                load.utilisation += v.used;
-                load.active += u64::from(v.member.active);
-                load.waiting += u64::from(v.member.active && v.balance_ns <= 0);
-                if let Some(p) = self.processes.get(&(v.member.id as u32)) {
-                    load.classes[p.class.index()] += 1;
-                }
-            }
-            load.utilisation = load.utilisation.min(WHOLE);
-            load.task_ns = d.tasks.0.checked_div(d.tasks.1).unwrap_or(0);
-            self.global.set(at, &load);
-            for s in self.sessions.values() {
-                let mine = s.accounts.iter().zip(&s.client.accounts).filter(|(a, _)| **a == Some(at));
-                for ((_, words), v) in mine.zip(views.get(&u64::from(s.peer.pid)).into_iter().cycle()) {
-                    let own = if let share::Class::Custom(c) = v.member.class { u64::from(c) } else { 0 };
-                    let ceiling = WHOLE.saturating_sub(booked - own);
-                    words.set_standing(&Standing { share: v.share, used: v.used, ceiling, at_ns: self.now_ns });
-                }
-            }
-        }
-    }
-
-    fn refresh_gpus(&mut self) {
-        for g in &self.gpus {
-            let mut load = DeviceLoad { at_ns: self.now_ns.max(1), units: 1, ..DeviceLoad::default() };
-            for (pid, v) in g.agent.views() {
-                load.utilisation += v.used;
-                load.active += u64::from(v.member.active);
-                load.waiting += u64::from(v.off);
-                if let Some(p) = self.processes.get(&pid) {
-                    load.classes[p.class.index()] += 1;
-                }
-            }
-            load.utilisation = load.utilisation.min(WHOLE);
-            self.global.set(g.about.index.into(), &load);
         }
     }
 
@@ -785,19 +573,6 @@ impl<W: World> Service<W> {
             }
         }
     }
-}
-
-/// Writes an account; whether somebody may have slept on it who can go on now.
-fn publish(words: &AccountWords, allowance: u64, hold: Option<bool>) -> bool {
-    let before = words.allowance.swap(allowance, Ordering::Relaxed);
-    let held = words.hold.load(Ordering::Relaxed);
-    let hold = hold.map_or(held, u32::from);
-    if (before, held) == (allowance, hold) {
-        return false;
-    }
-    words.hold.store(hold, Ordering::Relaxed);
-    words.bell.fetch_add(1, Ordering::Release);
-    allowance > before || hold < held
 }
 
 fn refusal(device: &str, d: Denied) -> Refusal {
