@@ -29,6 +29,17 @@ fn program() {
     g.connect((all[1], "out"), (all[2], "in")).unwrap();
     let (feed, drain) = (g.feed((all[0], "in"), 4).unwrap(), g.drain((all[2], "out"), 4).unwrap());
     let run = Runtime::builder().cpu_only().build().unwrap().start(g).unwrap();
+    if std::env::var_os("ENDS").is_some() {
+        // By now it is suspended: nothing of this is worked off.
+        std::thread::sleep(Duration::from_secs(1));
+        for i in 0..4u64 {
+            let _ = run.try_push(feed, Datablock::from_slice(t, &[i; 8]).unwrap());
+        }
+        std::thread::sleep(Duration::from_millis(200));
+        assert!(run.try_pull(drain).is_err(), "a suspended program worked");
+        drop(run);
+        return;
+    }
     let mut latencies = Vec::new();
     let items = number("ITEMS").unwrap_or(u64::MAX);
     let period = number("PERIOD_MS");
@@ -115,6 +126,16 @@ fn an_interactive_graph_comes_through_beside_a_hog() {
 
 #[test]
 fn a_graph_that_waits_for_credit_ends_when_it_is_stopped() {
+    let s = Service::start(&[]);
+    let mut p = Program::start(&s, "program", &[("ENDS", "1".into())]);
+    until("it has joined", || s.process(p.pid()).is_some());
+    s.set(p.pid(), Class::Suspended);
+    until("it has ended", || p.0.try_wait().unwrap().is_some());
+    assert!(p.0.wait().unwrap().success());
+}
+
+#[test]
+fn a_suspended_program_goes_on_where_it_was() {
     let s = Service::start(&[]);
     let settings = [("TASK_US", "1000".into()), ("ITEMS", "400".into()), ("PERIOD_MS", "1".into())];
     let mut p = Program::start(&s, "program", &settings);
