@@ -124,7 +124,7 @@ pub fn run(o: &Options) -> Result<(), String> {
     );
     crate::say("one in the class interactive, the second in background. To do it yourself:");
     crate::say(
-        "  sudo forebay service &   sudo forebay run --class interactive -- …   forebay run --class background -- …",
+        "  sudo forebay service &   forebay run --class background -- …   and, as root or in the group `forebay`, --class interactive",
     );
     Ok(())
 }

@@ -12,7 +12,7 @@ use super::{Serve, connect};
 #[command(after_help = "Examples:
   forebay run --class background -- ./train.sh
   forebay run --share 40 -- ./render --frames 1000
-  sudo forebay run --class interactive -- ./viewer
+  forebay run --class interactive -- ./viewer       (for the group `forebay`, or root)
 
 The program takes the place of this command: it has its process number, gets its signals and gives its exit status.
 Programs that it starts are served in the same way. A program that does not use Forebay's library runs as it always did:
