@@ -113,6 +113,8 @@ pub struct Bank {
     spare: u64,
     /// What those that wait get on top at a tick, ns.
     bonus: i64,
+    /// What was to be given and was more than the device can do in a tick, ns.
+    carry_ns: u64,
 }
 
 fn signed(v: u64) -> i64 {
@@ -127,7 +129,7 @@ impl Bank {
     /// A bank for a device that can do so many things at a time (cores).
     pub fn new(units: u32, order: Order) -> Self {
         let units = u64::from(units.clamp(1, 1 << 16));
-        Bank { units, order, accounts: BTreeMap::new(), reserve_ns: 0, spent: 0, spare: 0, bonus: 0 }
+        Bank { units, order, accounts: BTreeMap::new(), reserve_ns: 0, spent: 0, spare: 0, bonus: 0, carry_ns: 0 }
     }
 
     fn members(&self) -> Vec<Member> {
@@ -210,11 +212,14 @@ impl Bank {
                 a.member.active = false;
             }
         }
-        let spare_ns = spare_ns.min(passed_ns.saturating_mul(self.units));
+        // A machine can have more to spare than this device is: a container with a limit sees all of its cores idle.
+        let spare_ns = spare_ns.min(passed_ns.saturating_mul(self.units).saturating_sub(total));
         self.spent = averaged(self.spent, total);
         self.spare = averaged(self.spare, spare_ns);
         self.reshare();
-        self.hand_out(total, spare_ns);
+        // Never more than the device can do; a sixteenth for clocks that are read one after the other.
+        let most = passed_ns.saturating_mul(self.units).saturating_mul(17) / 16;
+        self.hand_out(total, spare_ns, most);
     }
 
     /// Shares by class, then by what members demand (rule 3).
@@ -281,14 +286,17 @@ impl Bank {
         fair
     }
 
-    fn hand_out(&mut self, used_ns: u64, spare_ns: u64) {
+    fn hand_out(&mut self, used_ns: u64, spare_ns: u64, most_ns: u64) {
         let slack = signed(SLACK_NS * self.units);
         // What was lost (rule 4) comes back before everybody waits. What somebody owes is not lost: counted here it would
         // be given again and again, and the debtor would have a part of it.
         let able = self.accounts.values().filter(|a| a.member.active && a.balance > 0);
         let held: i64 = able.fold(0, |s, a| s.saturating_add(a.balance));
         let lost = slack.saturating_mul(2).saturating_sub(held).max(0) as u64 / 2;
-        let pot = used_ns.saturating_add(spare_ns).saturating_add(lost);
+        // Use may be reported in lumps: what a tick may not give the next one does.
+        let due = used_ns.saturating_add(spare_ns).saturating_add(self.carry_ns);
+        let pot = due.saturating_add(lost).min(most_ns);
+        self.carry_ns = due.saturating_sub(pot).min(FLOAT_NS * self.units);
         let float = i128::from(FLOAT_NS * self.units);
         let gained = (u128::from(pot) * u128::from(RESERVE) / u128::from(WHOLE)) as u64;
         self.reserve_ns = self.reserve_ns.saturating_add(gained).min(MAX_RESERVE_NS * self.units);

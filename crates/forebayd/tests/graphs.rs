@@ -94,6 +94,59 @@ fn graphs_keep_to_their_shares_and_stop_when_told() {
     assert!(used < Duration::from_millis(10), "{used:?}");
 }
 
+/// Not a test: a graph on a simulated device whose kernels take a millisecond of real time, in many runtimes.
+#[test]
+#[ignore = "a program that other tests start"]
+fn accelerated() {
+    use forebay::hal::sim::{Model, SimDevice};
+    use forebay::{Arg, Kind, Launch, Source};
+    let t = Template::array::<u32>([8]);
+    let device =
+        || -> std::sync::Arc<dyn forebay::hal::Device> { std::sync::Arc::new(SimDevice::new(Model::default())) };
+    // Each runtime has the same account.
+    (0..20).for_each(|_| drop(Runtime::builder().devices(vec![device()]).build().unwrap()));
+    let kernel = Source::Cpu(std::sync::Arc::new(|s| {
+        // SAFETY: each part writes its own elements only.
+        let (x, y) = (s.slice::<u32>(0), unsafe { s.slice_mut::<u32>(1) });
+        s.for_each(|i, _, _| y[i] = x[i] + 1);
+        if s.start == 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }));
+    let mut g = Graph::new("accelerated");
+    let launch = Launch::new(kernel, "work", [Arg::port("x"), Arg::port("y")]);
+    let id = g.add(Task::new("work").input("x", t).output("y", t).kernels(Kind::Sim, [launch])).unwrap();
+    let (feed, drain) = (g.feed((id, "x"), 4).unwrap(), g.drain((id, "y"), 4).unwrap());
+    let run = Runtime::builder().devices(vec![device()]).build().unwrap().start(g).unwrap();
+    loop {
+        run.push(feed, Datablock::from_slice(t, &[7u32; 8]).unwrap()).unwrap();
+        assert_eq!(run.pull(drain).unwrap().as_slice::<u32>().unwrap(), [8; 8]);
+    }
+}
+
+#[test]
+fn a_device_whose_use_programs_report_is_shared_too() {
+    let s = Service::start(&["--device", "sim=1"]);
+    let programs = [Program::start(&s, "accelerated", &[]), Program::start(&s, "accelerated", &[])];
+    let on_device = || {
+        let all = s.connect().processes().unwrap();
+        programs
+            .each_ref()
+            .map(|p| all.iter().find(|q| q.pid == p.pid() && q.device == "sim").map_or(0, |q| q.spent_ns))
+    };
+    until("both use it", || on_device().iter().all(|n| *n > 0));
+    s.set(programs[0].pid(), Class::Custom(750_000));
+    s.set(programs[1].pid(), Class::Custom(250_000));
+    std::thread::sleep(Duration::from_secs(1));
+    let (before, begun) = (on_device(), Instant::now());
+    std::thread::sleep(Duration::from_secs(3));
+    let (after, passed) = (on_device(), begun.elapsed().as_secs_f64());
+    let used = [0, 1].map(|i| (after[i] - before[i]) as f64 / 1e9 / passed);
+    // Each has a device of its own here and could use it all; together they are given one.
+    assert!((used[0] / (used[0] + used[1]) - 0.75).abs() < 0.05, "{used:?}");
+    assert!(used[0] + used[1] < 1.1, "{used:?}");
+}
+
 #[test]
 fn an_interactive_graph_comes_through_beside_a_hog() {
     let s = Service::start(&[]);

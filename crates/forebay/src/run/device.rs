@@ -38,19 +38,28 @@ pub(crate) struct DeviceHandle {
     /// Invocations issued.
     pub(crate) invocations: AtomicU64,
     /// The process's presence at the service, and credit on the device if the service has it.
-    served: OnceLock<(Weak<Gate>, Option<Account>)>,
+    served: OnceLock<(Weak<Gate>, Option<Arc<Account>>)>,
 }
 
 /// The queue and the fences of the latest invocations; locked while a task is issued.
 pub(crate) struct Issue {
     pub(crate) queue: Box<dyn Queue>,
-    in_flight: VecDeque<(Fence, Instant)>,
-    /// Invocations since the last fence.
+    in_flight: VecDeque<InFlight>,
+    /// Invocations since the last fence, and when the first of them began to be issued.
     unfenced: usize,
+    begun: Option<Instant>,
     /// The latest fence.
     last: Fence,
     /// When something was found done last.
     done: Instant,
+}
+
+/// Some invocations with a fence behind them.
+struct InFlight {
+    fence: Fence,
+    /// When the first began to be issued: a device may do the work while it is issued.
+    begun: Instant,
+    fenced: Instant,
 }
 
 impl DeviceHandle {
@@ -63,6 +72,7 @@ impl DeviceHandle {
                 queue,
                 in_flight: VecDeque::with_capacity(depth + 1),
                 unfenced: 0,
+                begun: None,
                 last: Fence::default(),
                 done: Instant::now(),
             }),
@@ -107,12 +117,12 @@ impl DeviceHandle {
     }
 
     /// From now on the account says when work may be issued and hears what it took, and the gate hears when all is done.
-    pub(crate) fn serve(&self, gate: &Arc<Gate>, account: Option<Account>) {
+    pub(crate) fn serve(&self, gate: &Arc<Gate>, account: Option<Arc<Account>>) {
         let _ = self.served.set((Arc::downgrade(gate), account));
     }
 
     fn account(&self) -> Option<&Account> {
-        self.served.get()?.1.as_ref()
+        self.served.get()?.1.as_deref()
     }
 
     /// Whether everything that was issued is done.
@@ -141,6 +151,16 @@ impl DeviceHandle {
 
     pub(crate) fn kind(&self) -> Kind {
         self.device.info().kind
+    }
+
+    /// The queue, to issue an invocation.
+    pub(crate) fn issue(&self) -> MutexGuard<'_, Issue> {
+        let mut issue = self.lock();
+        // Only what an account is charged for is timed.
+        if self.account().is_some() {
+            issue.begun.get_or_insert_with(Instant::now);
+        }
+        issue
     }
 
     /// Lock rank: after a block's views, before nothing.
@@ -212,9 +232,11 @@ impl Issue {
     /// A fence behind the invocations since the last one; what must be waited for comes back.
     fn fence(&mut self, depth: usize, account: Option<&Account>) -> Result<Option<Fence>> {
         self.unfenced = 0;
+        let begun = self.begun.take();
         let fence = self.fence_now()?;
-        if self.in_flight.back().is_none_or(|(f, _)| *f != fence) {
-            self.in_flight.push_back((fence, Instant::now()));
+        if self.in_flight.back().is_none_or(|f| f.fence != fence) {
+            let fenced = Instant::now();
+            self.in_flight.push_back(InFlight { fence, begun: begun.unwrap_or(fenced), fenced });
         }
         self.surplus(depth, account)
     }
@@ -222,15 +244,15 @@ impl Issue {
     /// Forgets what has been reached; the oldest fence when there are too many, or it is too old.
     fn surplus(&mut self, depth: usize, account: Option<&Account>) -> Result<Option<Fence>> {
         let batches = if depth > DEPTH_PRIORITY { depth / BATCH } else { depth };
-        while let Some(&(oldest, since)) = self.in_flight.front() {
-            if !self.queue.done(oldest)? {
-                let late = self.in_flight.len() > DEPTH_PRIORITY && since.elapsed() > MAX_AHEAD;
-                return Ok((late || self.in_flight.len() > batches).then_some(oldest));
+        while let Some(&InFlight { fence, begun, fenced }) = self.in_flight.front() {
+            if !self.queue.done(fence)? {
+                let late = self.in_flight.len() > DEPTH_PRIORITY && fenced.elapsed() > MAX_AHEAD;
+                return Ok((late || self.in_flight.len() > batches).then_some(fence));
             }
             self.in_flight.pop_front();
             if let Some(a) = account {
                 let now = Instant::now();
-                a.took(now.duration_since(since.max(self.done)).as_nanos() as u64);
+                a.took(now.duration_since(begun.max(self.done)).as_nanos() as u64);
                 self.done = now;
             }
         }

@@ -500,7 +500,7 @@ fn dispatch(
                 Ok::<(), TaskError>(launch(&g, &args[..l.args.len()])?)
             };
             let host = d.is_host();
-            let mut issue = if host { None } else { Some(d.lock()) };
+            let mut issue = if host { None } else { Some(d.issue()) };
             match (&mut issue, launches.as_ref()) {
                 (None, all) => {
                     for l in all {

@@ -11,6 +11,7 @@
 //! 4. An interactive process tells when its first worker begins and when the last one runs out of work.
 
 use std::cell::Cell;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -27,6 +28,7 @@ const LEAST_NS: u32 = 50;
 /// The process's presence.
 pub(crate) struct Gate {
     cpu: Account,
+    devices: Mutex<HashMap<String, Arc<Account>>>,
     cores: u64,
     /// Workers, and how many of them slept when one last looked.
     workers: usize,
@@ -69,6 +71,7 @@ impl Gate {
         let cpu = Account::cpu(&session).ok()?;
         let gate = Arc::new(Gate {
             cpu,
+            devices: Mutex::default(),
             cores,
             workers,
             asleep: AtomicUsize::new(0),
@@ -85,9 +88,15 @@ impl Gate {
         self.others_work.store(true, Ordering::Relaxed);
     }
 
-    /// An account on another device, if the service has it.
-    pub(crate) fn account(&self, device: &str) -> Option<Account> {
-        self.cpu.session().join(device).ok()
+    /// The process's account on another device, if the service has it: one for all runtimes.
+    pub(crate) fn account(&self, device: &str) -> Option<Arc<Account>> {
+        let mut all = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(a) = all.get(device) {
+            return Some(a.clone());
+        }
+        let a = Arc::new(self.cpu.session().join(device).ok()?);
+        all.insert(device.to_owned(), a.clone());
+        Some(a)
     }
 
     /// Before a worker looks after a task that takes about `cost_ns`; sleeps while there is no credit, unless `over`.

@@ -122,6 +122,8 @@ struct Device {
     metered: bool,
     bank: Bank,
     tasks: (u64, u64),
+    /// Use that was reported and did not fit the time that had passed.
+    over_ns: u64,
 }
 
 /// The service.
@@ -171,7 +173,13 @@ impl<W: World> Service<W> {
         Ok(Service {
             world,
             global: Made::new("forebay-global", false)?,
-            devices: vec![Device { about: cpu, metered: true, bank: Bank::new(cores, order), tasks: (0, 0) }],
+            devices: vec![Device {
+                about: cpu,
+                metered: true,
+                bank: Bank::new(cores, order),
+                tasks: (0, 0),
+                over_ns: 0,
+            }],
             gpus: Vec::new(),
             processes: BTreeMap::new(),
             sessions: BTreeMap::new(),
@@ -190,7 +198,7 @@ impl<W: World> Service<W> {
             return None;
         }
         let about = wire::Device { name: wire::short_name(name), index: index as u8, units, level: Level::Credit };
-        self.devices.push(Device { about, metered: false, bank: Bank::new(units, order), tasks: (0, 0) });
+        self.devices.push(Device { about, metered: false, bank: Bank::new(units, order), tasks: (0, 0), over_ns: 0 });
         Some(index)
     }
 

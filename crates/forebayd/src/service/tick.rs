@@ -10,6 +10,9 @@ use forebay_proto::wire::Class;
 
 use super::{Process, REFRESH_NS, STUCK_TICKS, Service, Session, World};
 
+/// Most use of a device beyond what it could do that is remembered.
+const MAX_OVER_NS: u64 = 1_000_000_000;
+
 /// What a program says of itself on a device.
 #[derive(Clone, Copy, Default)]
 struct Said {
@@ -64,7 +67,10 @@ impl<W: World> Service<W> {
                 }
             }
             let could = passed.saturating_mul(d.about.units.into());
-            let spare = if d.metered { spare_ns } else { could.saturating_sub(used) };
+            // Use is reported in lumps: what is more than fits a tick was used in earlier ones, or will be in the next.
+            let load = used.saturating_add(d.over_ns);
+            d.over_ns = load.saturating_sub(could).min(MAX_OVER_NS);
+            let spare = if d.metered { spare_ns } else { could.saturating_sub(load) };
             d.bank.tick(passed, spare, |id| reports.get(&id).copied());
             d.tasks = (d.tasks.0.saturating_add(used), tasks);
         }
