@@ -23,6 +23,8 @@ use crate::wire::{self, CPU, MAX_REPLY, Malformed, Refusal, Reply, Request};
 pub const PATIENCE: Duration = Duration::from_secs(2);
 /// Longest sleep before a waiting program looks whether the service is still there.
 const LOOK: Duration = Duration::from_millis(20);
+/// A service whose pages are older than this hangs or is stopped: nobody waits for it.
+pub const SILENCE: Duration = Duration::from_secs(2);
 /// Between two attempts to find a service that has gone.
 const RETRY: Duration = Duration::from_millis(200);
 
@@ -272,6 +274,13 @@ impl Session {
         !self.free.load(Ordering::Acquire)
     }
 
+    /// Whether the service is connected and does nothing any more.
+    fn is_silent(&self) -> bool {
+        let t = clock_gettime(ClockId::Monotonic);
+        let now = t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64;
+        self.load(0).is_some_and(|l| now.saturating_sub(l.at_ns) > SILENCE.as_nanos() as u64)
+    }
+
     /// How often a service was found; more than 1 when it was restarted.
     pub fn found(&self) -> u64 {
         self.found.load(Ordering::Relaxed)
@@ -420,7 +429,7 @@ impl Account {
     pub fn wait(&self) -> bool {
         let a = &self.session.pages.client.accounts[self.number];
         let bell = a.bell.load(Ordering::Acquire);
-        if self.may() {
+        if self.may() || self.session.is_silent() {
             return true;
         }
         let timeout = Timespec { tv_sec: 0, tv_nsec: LOOK.subsec_nanos().into() };

@@ -107,6 +107,26 @@ fn a_service_that_dies_leaves_everybody_running_and_its_successor_knows_them() {
 }
 
 #[test]
+fn a_service_that_is_stopped_holds_nobody_up_for_long() {
+    let s = Service::start(&[]);
+    let p = start(&s, Class::Suspended, 500);
+    std::thread::sleep(Duration::from_millis(300));
+    let signal = |signal| {
+        let pid = rustix::process::Pid::from_raw(s.pid() as i32).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
+    };
+    signal(rustix::process::Signal::STOP);
+    let before = p.cpu();
+    until("it runs", || p.cpu() > before + Duration::from_millis(300));
+    // And is under it again when it goes on.
+    signal(rustix::process::Signal::CONT);
+    std::thread::sleep(Duration::from_millis(300));
+    let before = p.cpu();
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(p.cpu() - before < Duration::from_millis(10));
+}
+
+#[test]
 fn killed_twenty_times_the_service_never_leaves_anybody_stopped() {
     let mut s = Service::start(&[]);
     let programs =
