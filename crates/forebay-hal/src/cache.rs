@@ -44,6 +44,11 @@ impl Cache {
         Cache { dir: Some(dir.into()) }
     }
 
+    /// No cache: nothing is found and nothing stored.
+    pub fn off() -> Self {
+        Cache { dir: None }
+    }
+
     /// The key of an entry: all `parts`, each with its length, hashed.
     pub fn key(parts: &[&[u8]]) -> String {
         let mut h = Sha256::new();

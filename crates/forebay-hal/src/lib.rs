@@ -19,11 +19,13 @@ pub mod opencl;
 pub mod portable;
 mod queue;
 pub mod sim;
+mod transfer;
 
 pub use error::{DriverError, Error, Result};
 pub use kernel::{Arg, ArgSpan, CpuFn, Geometry, Kernel, KernelImpl, Source};
 pub use memory::{Buffer, Memory};
 pub use queue::{Completion, Fence, HostFn, Issued, KeepAlive, Listed, Queue, Recorded};
+pub use transfer::{Direction, Method};
 
 use std::sync::Arc;
 
@@ -118,6 +120,11 @@ pub trait Device: Send + Sync {
     /// [`Error::Compile`] with the compiler's log and the source line, [`Error::NoEntry`], or
     /// [`Error::Unsupported`] when the source is in a language of another device.
     fn compile(&self, source: &Source, entry: &str) -> Result<Kernel>;
+
+    /// The methods by which its queues move bytes to and from the host; [`Method::Engine`] first.
+    fn methods(&self) -> &[Method] {
+        &[Method::Engine]
+    }
 
     /// A new in-order queue.
     fn queue(&self) -> Result<Box<dyn Queue>>;

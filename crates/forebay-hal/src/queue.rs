@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{Arg, Buffer, Geometry, Kernel, Result};
+use crate::{Arg, Buffer, Direction, Geometry, Kernel, Method, Result};
 
 /// A point in one queue's order: reached when every command before it has finished. Values only grow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -25,6 +25,24 @@ pub trait Queue: Send {
     /// Copies `bytes` from `src` to `dst`, either of which (or both) belongs to this device while the other may be host
     /// memory.
     fn copy(&mut self, src: &Buffer, src_offset: usize, dst: &Buffer, dst_offset: usize, bytes: usize) -> Result<()>;
+
+    /// Moves `bytes` between plain host memory and `device` by one of [`crate::Device::methods`].
+    ///
+    /// # Errors
+    /// As [`Queue::copy`]; [`crate::Error::Unsupported`] for a method that the device does not have.
+    ///
+    /// # Safety
+    /// Until the commands so far have ended, `host` is valid for `bytes` (for writing, if they go to the host), nobody
+    /// else changes them, and it is page-locked memory of this device if the method is [`Method::Kernel`].
+    unsafe fn transfer(
+        &mut self,
+        method: Method,
+        direction: Direction,
+        device: &Buffer,
+        offset: usize,
+        host: *mut u8,
+        bytes: usize,
+    ) -> Result<()>;
 
     /// Sets `bytes` bytes from `offset` on to `value`.
     fn fill(&mut self, dst: &Buffer, offset: usize, bytes: usize, value: u8) -> Result<()>;

@@ -29,6 +29,7 @@ pub mod graph;
 mod run;
 mod sync;
 mod template;
+pub mod transfer;
 
 pub use block::{Datablock, Residency, Signals};
 pub use error::{Error, Result, TaskError};

@@ -71,3 +71,30 @@ fn items_pass_through_a_warm_graph_without_an_allocation() -> Result<()> {
     assert_eq!(fewest.iter().min(), Some(&0), "allocations per 1000 items: {fewest:?}");
     Ok(())
 }
+
+#[test]
+fn transfers_of_a_real_time_stream_allocate_nothing() -> Result<()> {
+    use forebay::transfer::{Budget, Curves, Engine, Way};
+    let (devices, _) = forebay::hal::discover(&[forebay::Kind::Cpu]);
+    let engine = Engine::with_curves(devices[0].clone(), Curves::default());
+    let memory = devices[0].alloc(1 << 20)?;
+    let mut stream = engine.real_time(Budget::default())?;
+    let mut pinned = stream.pinned(1 << 20)?;
+    for way in [None, Some(Way::Staged)] {
+        stream.stream().force(way)?;
+        let mut pass = |n: usize| -> Result<u64> {
+            let before = ALLOCATIONS.load(Ordering::Relaxed);
+            for i in 0..n {
+                let bytes = 1 << (i % 21);
+                stream.write(&memory, 0, &pinned.part(0..bytes))?;
+                stream.read(&memory, 0, &mut pinned.part_mut(0..bytes))?;
+            }
+            Ok(ALLOCATIONS.load(Ordering::Relaxed) - before)
+        };
+        pass(50)?;
+        // The other test of this program allocates meanwhile.
+        let fewest = (0..50).map(|_| pass(40)).collect::<Result<Vec<_>>>()?;
+        assert_eq!(fewest.iter().min(), Some(&0), "by {way:?}: {fewest:?}");
+    }
+    Ok(())
+}

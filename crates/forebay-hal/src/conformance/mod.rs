@@ -7,7 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::cpu::HostMemory;
-use crate::{Arg, ArgSpan, Buffer, Device, Error, Fence, Geometry, Issued, Kind, Listed, Recorded, Result, Source};
+use crate::{
+    Arg, ArgSpan, Buffer, Device, Direction, Error, Fence, Geometry, Issued, Kind, Listed, Method, Recorded, Result,
+    Source,
+};
 
 /// Outcome of one check.
 #[derive(Clone, Debug)]
@@ -23,6 +26,7 @@ type Check = fn(&dyn Device) -> std::result::Result<(), String>;
 const CHECKS: &[(&str, Check)] = &[
     ("info is filled in", info),
     ("copies bring every byte back, at odd sizes and offsets", copies),
+    ("every method of transfer brings every byte there and back, and no other", transfers),
     ("device to device copies", device_copies),
     ("fill", fill),
     ("a kernel runs over exactly its space in 1, 2 and 3 dimensions", spaces),
@@ -152,6 +156,48 @@ fn copies(d: &dyn Device) -> std::result::Result<(), String> {
         q.copy(&from, 0, &b, 4 * at, 4 * n).map_err(text)?;
         let back = read(d, &mut *q, &b).map_err(text)?;
         ensure(back[at..] == data[..], || format!("{n} words at {at} came back changed"))?;
+    }
+    Ok(())
+}
+
+fn transfers(d: &dyn Device) -> std::result::Result<(), String> {
+    const SIZE: usize = 300 << 10;
+    let mut q = d.queue().map_err(text)?;
+    ensure(d.methods().first() == Some(&Method::Engine), || format!("{:?}", d.methods()))?;
+    let (from, back) = (d.alloc_host(SIZE).map_err(text)?, d.alloc_host(SIZE).map_err(text)?);
+    let pattern: Vec<u32> = (0..SIZE as u32 / 4).map(|i| i.wrapping_mul(2_654_435_761)).collect();
+    write(&from, &pattern);
+    let address = |b: &Buffer| b.host_ptr().map(|p| p.as_ptr()).ok_or("host memory without an address");
+    let (p, r) = (address(&from)?, address(&back)?);
+    let b = d.alloc(SIZE).map_err(text)?;
+    for &method in d.methods() {
+        for (n, at, host) in [(1, 0, 0), (7, 3, 1), (64, 64, 0), (4096, 1, 17), (70_001, 12, 12), (SIZE - 64, 64, 0)] {
+            q.fill(&b, 0, SIZE, 0xEE).map_err(text)?;
+            // SAFETY: `host + n` bytes of both host buffers exist, and they are awaited before anything else uses them.
+            unsafe {
+                // Behind the fill, and before what reads it, without a wait between.
+                q.transfer(method, Direction::ToDevice, &b, at, p.add(host), n).map_err(text)?;
+                std::ptr::write_bytes(r, 0x11, SIZE);
+                q.transfer(method, Direction::ToHost, &b, at, r.add(host), n).map_err(text)?;
+            }
+            let f = q.fence().map_err(text)?;
+            q.wait(f).map_err(text)?;
+            let bytes = |b: &Buffer| -> Vec<u8> { words(b).iter().flat_map(|w| w.to_ne_bytes()).collect() };
+            let (want, got) = (bytes(&from), bytes(&back));
+            let name = method.name();
+            ensure(got[host..host + n] == want[host..host + n], || format!("{name}: {n} B at {at} came back changed"))?;
+            let outside = got[..host].iter().chain(&got[host + n..]);
+            ensure(outside.into_iter().all(|b| *b == 0x11), || format!("{name}: {n} B at {at}: more was written"))?;
+            let there: Vec<u8> = read(d, &mut *q, &b).map_err(text)?.iter().flat_map(|w| w.to_ne_bytes()).collect();
+            let outside = there[..at].iter().chain(&there[at + n..]);
+            ensure(outside.into_iter().all(|b| *b == 0xEE), || format!("{name}: {n} B at {at}: more arrived"))?;
+        }
+        // SAFETY: refused, or nothing at all.
+        unsafe {
+            let outside = q.transfer(method, Direction::ToDevice, &b, SIZE - 3, p, 4);
+            ensure(outside.is_err(), || format!("{}: a range outside the buffer", method.name()))?;
+            q.transfer(method, Direction::ToHost, &b, SIZE, r, 0).map_err(text)?;
+        }
     }
     Ok(())
 }

@@ -7,11 +7,11 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::Pool;
+use super::{Pool, streaming};
 use crate::kernel::{ArgSpan, CpuFn, KernelImpl};
 use crate::{
-    Arg, Buffer, Completion, Device, DeviceInfo, Error, Fence, Geometry, HostFn, Kernel, Kind, Memory, Queue, Result,
-    Source,
+    Arg, Buffer, Completion, Device, DeviceInfo, Direction, Error, Fence, Geometry, HostFn, Kernel, Kind, Memory,
+    Method, Queue, Result, Source,
 };
 
 /// Alignment of host buffers: a cache line, and enough for any SIMD type.
@@ -152,6 +152,10 @@ impl Device for CpuDevice {
         compile(source, entry, &self.info.name)
     }
 
+    fn methods(&self) -> &[Method] {
+        &Method::ALL
+    }
+
     fn queue(&self) -> Result<Box<dyn Queue>> {
         Ok(Box::new(CpuQueue { pool: self.pool.clone(), issued: 0 }))
     }
@@ -167,6 +171,14 @@ pub(crate) fn compile(source: &Source, entry: &str, device: &str) -> Result<Kern
         other => Err(Error::Unsupported { device: device.into(), what: format!("kernel source {other:?}") }),
     }
 }
+
+/// Bytes that one worker copies at a time.
+const PART: usize = 256 << 10;
+
+/// An address that workers share.
+struct Shared(*mut u8);
+// SAFETY: whoever shares it keeps the workers apart.
+unsafe impl Sync for Shared {}
 
 pub(crate) struct CpuQueue {
     pub(crate) pool: Arc<Pool>,
@@ -230,6 +242,41 @@ impl Queue for CpuQueue {
         let d = host_range(dst, dst_offset, bytes, "cpu")?;
         // SAFETY: both ranges are in bounds (checked); `copy` allows them to overlap.
         unsafe { std::ptr::copy(s, d, bytes) };
+        Ok(())
+    }
+
+    unsafe fn transfer(
+        &mut self,
+        method: Method,
+        direction: Direction,
+        device: &Buffer,
+        offset: usize,
+        host: *mut u8,
+        bytes: usize,
+    ) -> Result<()> {
+        let d = host_range(device, offset, bytes, "cpu")?;
+        let (from, to) = if direction == Direction::ToDevice { (host, d) } else { (d, host) };
+        if from.addr() < to.addr() + bytes && to.addr() < from.addr() + bytes {
+            // Memory of this "device" is the host's, so the two may be the same.
+            // SAFETY: in bounds (checked, and by the contract); overlap is allowed.
+            unsafe { std::ptr::copy(from, to, bytes) };
+            return Ok(());
+        }
+        match method {
+            // SAFETY: as above, and they do not overlap.
+            Method::Engine => unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) },
+            // SAFETY: as above.
+            Method::Mapped => unsafe { streaming::store(streaming::Width::widest(), from, to, bytes) },
+            Method::Kernel => {
+                let (from, to) = (Shared(from), Shared(to));
+                self.pool.parallel_for(bytes.div_ceil(PART), 1, &|start, end| {
+                    let (from, to) = (&from, &to);
+                    let (at, end) = (start * PART, (end * PART).min(bytes));
+                    // SAFETY: as above; every part is copied by one worker.
+                    unsafe { std::ptr::copy_nonoverlapping(from.0.add(at), to.0.add(at), end - at) };
+                });
+            }
+        }
         Ok(())
     }
 

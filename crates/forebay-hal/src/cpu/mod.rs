@@ -3,6 +3,7 @@
 mod device;
 mod parfor;
 mod pool;
+pub mod streaming;
 
 pub use device::{CpuDevice, HostMemory, run_kernel};
 pub(crate) use device::{check_range, compile, host_range};

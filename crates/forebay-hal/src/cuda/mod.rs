@@ -21,7 +21,9 @@ use sys::{CuContext, CuDevice, CuDevicePtr, CuFunction, CuModule, CuResult, Driv
 
 use crate::cache::{Cache, Loaded};
 use crate::kernel::KernelImpl;
-use crate::{Buffer, Device, DeviceInfo, DriverError, Error, Kernel, Kind, Memory, Queue, Result, Source, portable};
+use crate::{
+    Buffer, Device, DeviceInfo, DriverError, Error, Kernel, Kind, Memory, Method, Queue, Result, Source, portable,
+};
 
 /// All CUDA devices.
 ///
@@ -112,7 +114,11 @@ pub struct CudaDevice {
     cc: u32,
     cache: Cache,
     modules: Loaded<CudaModule>,
+    copy: CopyKernel,
 }
+
+/// The kernel of [`Method::Kernel`], once somebody has asked for it; none without a compiler.
+type CopyKernel = Arc<OnceLock<Option<Kernel>>>;
 
 impl CudaDevice {
     fn open(d: &'static Driver, ordinal: c_int) -> Result<Self> {
@@ -170,6 +176,7 @@ impl CudaDevice {
             cc,
             cache: Cache::user(),
             modules: Loaded::default(),
+            copy: CopyKernel::default(),
         })
     }
 
@@ -368,8 +375,16 @@ impl Device for CudaDevice {
         Ok(Kernel { name: entry.into(), imp: Arc::new(imp) })
     }
 
+    fn methods(&self) -> &[Method] {
+        let source = Source::CudaCpp(include_str!("../../../../device/copy.cu").into());
+        match self.copy.get_or_init(|| self.compile(&source, "forebay_copy").ok()) {
+            Some(_) => &[Method::Engine, Method::Kernel],
+            None => &[Method::Engine],
+        }
+    }
+
     fn queue(&self) -> Result<Box<dyn Queue>> {
-        Ok(Box::new(queue::CudaQueue::new(self.context.clone())?))
+        Ok(Box::new(queue::CudaQueue::new(self.context.clone(), self.copy.clone())?))
     }
 
     fn allocated(&self) -> u64 {

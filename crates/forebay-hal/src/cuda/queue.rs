@@ -8,14 +8,17 @@ use std::time::{Duration, Instant};
 
 use super::graph::Recording;
 use super::sys::{self, CuEvent, CuFunction, CuStream, SUCCESS};
-use super::{Context, CudaKernel, CudaMemory};
+use super::{Context, CopyKernel, CudaKernel, CudaMemory};
 use crate::cpu::{check_range, host_range};
 use crate::{
-    Arg, Buffer, Completion, Error, Fence, Geometry, HostFn, Issued, KeepAlive, Kernel, Listed, Queue, Recorded, Result,
+    Arg, Buffer, Completion, Direction, Error, Fence, Geometry, HostFn, Issued, KeepAlive, Kernel, Listed, Method,
+    Queue, Recorded, Result,
 };
 
 /// Most arguments of a kernel.
 const MAX_ARGS: usize = 48;
+/// Items of the copying kernel: enough loads in flight for any bus, few enough to leave most SMs alone.
+const COPY_ITEMS: usize = 16 << 10;
 /// How long a wait polls before it blocks: most small kernels end within it, and a blocking wake-up costs more.
 const SPIN: Duration = Duration::from_micros(30);
 
@@ -28,6 +31,7 @@ pub(super) struct CudaQueue {
     reached: u64,
     dirty: bool,
     keep: KeepAlive,
+    copy: CopyKernel,
 }
 
 // SAFETY: streams and events may be used from any thread with the context current; one thread at a time has `&mut`.
@@ -142,7 +146,7 @@ impl Call {
 }
 
 impl CudaQueue {
-    pub(super) fn new(context: Arc<Context>) -> Result<Self> {
+    pub(super) fn new(context: Arc<Context>, copy: CopyKernel) -> Result<Self> {
         let d = context.enter()?;
         let mut stream = null_mut();
         // SAFETY: `stream` is valid.
@@ -156,6 +160,7 @@ impl CudaQueue {
             reached: 0,
             dirty: false,
             keep: KeepAlive::default(),
+            copy,
         })
     }
 
@@ -165,6 +170,10 @@ impl CudaQueue {
 
     fn foreign(&self, what: &str) -> Error {
         foreign(&self.context, what)
+    }
+
+    fn unsupported(&self, what: &str) -> Error {
+        Error::Unsupported { device: self.context.name.clone(), what: what.into() }
     }
 
     fn retire(&mut self, fence: u64) {
@@ -208,28 +217,72 @@ impl Queue for CudaQueue {
         if bytes == 0 {
             return Ok(());
         }
-        let (so, dof) = (src_offset as u64, dst_offset as u64);
-        // SAFETY (all three): ranges checked; both buffers are kept until the command has ended.
-        let (call, code) = match (self.mine(src), self.mine(dst)) {
+        match (self.mine(src), self.mine(dst)) {
             (Some(s), Some(t)) => {
-                // SAFETY: see above.
-                ("cuMemcpyDtoDAsync", unsafe { (d.cuMemcpyDtoDAsync)(t.ptr + dof, s.ptr + so, bytes, self.stream) })
+                let (from, to) = (s.ptr + src_offset as u64, t.ptr + dst_offset as u64);
+                // SAFETY: ranges checked; both buffers are kept until the command has ended.
+                let code = unsafe { (d.cuMemcpyDtoDAsync)(to, from, bytes, self.stream) };
+                self.context.check("cuMemcpyDtoDAsync", code)?;
+                self.keep.buffer(src);
+                self.keep.buffer(dst);
+                self.dirty = true;
+                Ok(())
             }
-            (Some(s), None) => {
+            (Some(_), None) => {
                 let p = host_range(dst, dst_offset, bytes, &device)?;
-                // SAFETY: see above.
-                ("cuMemcpyDtoHAsync", unsafe { (d.cuMemcpyDtoHAsync)(p.cast(), s.ptr + so, bytes, self.stream) })
+                self.keep.buffer(dst);
+                // SAFETY: the host range stays valid for as long as `dst` is kept.
+                unsafe { self.transfer(Method::Engine, Direction::ToHost, src, src_offset, p, bytes) }
             }
-            (None, Some(t)) => {
+            (None, Some(_)) => {
                 let p = host_range(src, src_offset, bytes, &device)?;
-                // SAFETY: see above.
-                ("cuMemcpyHtoDAsync", unsafe { (d.cuMemcpyHtoDAsync)(t.ptr + dof, p.cast(), bytes, self.stream) })
+                self.keep.buffer(src);
+                // SAFETY: as above.
+                unsafe { self.transfer(Method::Engine, Direction::ToDevice, dst, dst_offset, p, bytes) }
             }
-            (None, None) => return Err(self.foreign("buffer")),
+            (None, None) => Err(self.foreign("buffer")),
+        }
+    }
+
+    unsafe fn transfer(
+        &mut self,
+        method: Method,
+        direction: Direction,
+        device: &Buffer,
+        offset: usize,
+        host: *mut u8,
+        bytes: usize,
+    ) -> Result<()> {
+        let d = self.context.enter()?;
+        check_range(device, offset, bytes, &self.context.name)?;
+        let there = self.mine(device).ok_or_else(|| self.foreign("buffer"))?.ptr + offset as u64;
+        if bytes == 0 {
+            return Ok(());
+        }
+        let stream = self.stream;
+        let (call, code) = match (method, direction) {
+            (Method::Engine, Direction::ToDevice) => {
+                // SAFETY: range checked; the buffer is kept, and the host range valid, until the command has ended.
+                ("cuMemcpyHtoDAsync", unsafe { (d.cuMemcpyHtoDAsync)(there, host.cast(), bytes, stream) })
+            }
+            (Method::Engine, Direction::ToHost) => {
+                // SAFETY: as above.
+                ("cuMemcpyDtoHAsync", unsafe { (d.cuMemcpyDtoHAsync)(host.cast(), there, bytes, stream) })
+            }
+            (Method::Kernel, _) => {
+                let copy = self.copy.get().cloned().flatten();
+                let copy = copy.ok_or_else(|| self.unsupported("copies by kernel without a compiler"))?;
+                // Page-locked memory has one address for both sides.
+                let (from, to) =
+                    if direction == Direction::ToDevice { (host as u64, there) } else { (there, host as u64) };
+                let args = [Arg::U64(to), Arg::U64(from), Arg::U64(bytes as u64)];
+                self.keep.buffer(device);
+                return self.launch(&copy, &Geometry::linear((bytes / 64).clamp(1, COPY_ITEMS)), &args);
+            }
+            (Method::Mapped, _) => return Err(self.unsupported("copies through the aperture")),
         };
         self.context.check(call, code)?;
-        self.keep.buffer(src);
-        self.keep.buffer(dst);
+        self.keep.buffer(device);
         self.dirty = true;
         Ok(())
     }

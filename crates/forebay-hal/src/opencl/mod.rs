@@ -15,7 +15,9 @@ use cl3::{context, device, error_codes, kernel, memory, platform, program};
 
 use crate::cache::{Cache, Loaded};
 use crate::kernel::KernelImpl;
-use crate::{Buffer, Device, DeviceInfo, DriverError, Error, Kernel, Kind, Memory, Queue, Result, Source, portable};
+use crate::{
+    Buffer, Device, DeviceInfo, DriverError, Error, Kernel, Kind, Memory, Method, Queue, Result, Source, portable,
+};
 
 const LIBRARY: &str = "libOpenCL.so / libOpenCL.so.1";
 
@@ -314,6 +316,10 @@ impl Device for ClDevice {
         let id = kernel::create_kernel(program.id, &name).map_err(|_| missing())?;
         let args = kernel::get_kernel_info(id, kernel::CL_KERNEL_NUM_ARGS).map(u32::from).unwrap_or(0);
         Ok(Kernel { name: entry.into(), imp: Arc::new(ClKernel { id: Mutex::new(KernelId(id)), args, program }) })
+    }
+
+    fn methods(&self) -> &[Method] {
+        &[Method::Engine, Method::Mapped]
     }
 
     fn queue(&self) -> Result<Box<dyn Queue>> {

@@ -5,12 +5,15 @@ use std::ffi::c_void;
 use std::ptr::{null, null_mut};
 use std::sync::{Arc, OnceLock, PoisonError};
 
-use cl3::types::{cl_command_queue, cl_event, cl_int};
+use cl3::memory::{CL_MAP_READ, CL_MAP_WRITE_INVALIDATE_REGION};
+use cl3::types::{cl_command_queue, cl_event, cl_int, cl_mem};
 use cl3::{command_queue as cq, event, kernel};
 
 use super::{ClKernel, ClMemory, Context, check};
-use crate::cpu::host_range;
-use crate::{Arg, Buffer, Completion, Error, Fence, Geometry, HostFn, KeepAlive, Kernel, Queue, Result};
+use crate::cpu::{check_range, host_range};
+use crate::{
+    Arg, Buffer, Completion, Direction, Error, Fence, Geometry, HostFn, KeepAlive, Kernel, Method, Queue, Result,
+};
 
 /// An event that is released once.
 struct Event(cl_event);
@@ -84,6 +87,32 @@ impl ClQueue {
             self.fences.pop_front();
         }
         self.keep.reached(fence);
+    }
+
+    /// Maps, copies, unmaps, and waits for that.
+    fn mapped(&mut self, to: Direction, id: cl_mem, offset: usize, host: *mut u8, bytes: usize) -> Result<()> {
+        let (name, queue) = (&self.context.name, self.id.0);
+        let flags = match to {
+            // Whatever was there need not be brought to the host.
+            Direction::ToDevice => CL_MAP_WRITE_INVALIDATE_REGION,
+            Direction::ToHost => CL_MAP_READ,
+        };
+        let mut p: cl_mem = null_mut();
+        // SAFETY: the range was checked by the caller; the map is blocking, so `p` is valid on return.
+        let made = unsafe { cq::enqueue_map_buffer(queue, id, 1, flags, offset, bytes, &mut p, 0, null()) };
+        drop(Event(check("clEnqueueMapBuffer", name, made)?));
+        let mapped = p.cast::<u8>();
+        // SAFETY: `bytes` are mapped at `mapped`, and valid at `host` by the caller's contract.
+        unsafe {
+            match to {
+                Direction::ToDevice => std::ptr::copy_nonoverlapping(host, mapped, bytes),
+                Direction::ToHost => std::ptr::copy_nonoverlapping(mapped, host, bytes),
+            }
+        }
+        // SAFETY: mapped above, unmapped once.
+        let made = unsafe { cq::enqueue_unmap_mem_object(queue, id, p.cast(), 0, null()) };
+        let unmapped = Event(check("clEnqueueUnmapMemObject", name, made)?);
+        event::wait_for_events(&[unmapped.0]).map_err(|code| self.fail(code))
     }
 
     /// Status of a fence's event: 0 done, positive pending, negative failed.
@@ -172,42 +201,75 @@ impl Queue for ClQueue {
     fn copy(&mut self, src: &Buffer, src_offset: usize, dst: &Buffer, dst_offset: usize, bytes: usize) -> Result<()> {
         self.alive()?;
         let device = self.context.name.clone();
-        crate::cpu::check_range(src, src_offset, bytes, &device)?;
-        crate::cpu::check_range(dst, dst_offset, bytes, &device)?;
+        check_range(src, src_offset, bytes, &device)?;
+        check_range(dst, dst_offset, bytes, &device)?;
         if bytes == 0 {
             return Ok(());
         }
-        let (call, made) = match (self.mine(src), self.mine(dst)) {
+        match (self.mine(src), self.mine(dst)) {
             (Some(s), Some(d)) => {
                 // SAFETY: ranges checked; both buffers live until the command ends (`keep`).
                 let made =
                     unsafe { cq::enqueue_copy_buffer(self.id.0, s.id, d.id, src_offset, dst_offset, bytes, 0, null()) };
-                ("clEnqueueCopyBuffer", made)
+                self.keep.buffer(src);
+                self.keep.buffer(dst);
+                self.issued("clEnqueueCopyBuffer", made)
             }
-            (Some(s), None) => {
+            (Some(_), None) => {
                 let p = host_range(dst, dst_offset, bytes, &device)?;
-                // SAFETY: as above; the host range stays valid for as long as `dst` is kept.
-                let made =
-                    unsafe { cq::enqueue_read_buffer(self.id.0, s.id, 0, src_offset, bytes, p.cast(), 0, null()) };
-                ("clEnqueueReadBuffer", made)
+                self.keep.buffer(dst);
+                // SAFETY: the host range stays valid for as long as `dst` is kept.
+                unsafe { self.transfer(Method::Engine, Direction::ToHost, src, src_offset, p, bytes) }
             }
-            (None, Some(d)) => {
+            (None, Some(_)) => {
                 let p = host_range(src, src_offset, bytes, &device)?;
+                self.keep.buffer(src);
                 // SAFETY: as above.
-                let made =
-                    unsafe { cq::enqueue_write_buffer(self.id.0, d.id, 0, dst_offset, bytes, p.cast(), 0, null()) };
-                ("clEnqueueWriteBuffer", made)
+                unsafe { self.transfer(Method::Engine, Direction::ToDevice, dst, dst_offset, p, bytes) }
             }
-            (None, None) => return Err(self.foreign("buffer")),
-        };
-        self.keep.buffer(src);
-        self.keep.buffer(dst);
-        self.issued(call, made)
+            (None, None) => Err(self.foreign("buffer")),
+        }
+    }
+
+    unsafe fn transfer(
+        &mut self,
+        method: Method,
+        direction: Direction,
+        device: &Buffer,
+        offset: usize,
+        host: *mut u8,
+        bytes: usize,
+    ) -> Result<()> {
+        self.alive()?;
+        check_range(device, offset, bytes, &self.context.name)?;
+        let id = self.mine(device).ok_or_else(|| self.foreign("buffer"))?.id;
+        if bytes == 0 {
+            return Ok(());
+        }
+        let (queue, host) = (self.id.0, host.cast());
+        match (method, direction) {
+            (Method::Engine, Direction::ToDevice) => {
+                self.keep.buffer(device);
+                // SAFETY: range checked; the host range is valid by the contract, the buffer is kept.
+                let made = unsafe { cq::enqueue_write_buffer(queue, id, 0, offset, bytes, host, 0, null()) };
+                self.issued("clEnqueueWriteBuffer", made)
+            }
+            (Method::Engine, Direction::ToHost) => {
+                self.keep.buffer(device);
+                // SAFETY: as above.
+                let made = unsafe { cq::enqueue_read_buffer(queue, id, 0, offset, bytes, host, 0, null()) };
+                self.issued("clEnqueueReadBuffer", made)
+            }
+            (Method::Mapped, _) => self.mapped(direction, id, offset, host.cast(), bytes),
+            (Method::Kernel, _) => {
+                Err(Error::Unsupported { device: self.context.name.clone(), what: "copies by kernel".into() })
+            }
+        }
     }
 
     fn fill(&mut self, dst: &Buffer, offset: usize, bytes: usize, value: u8) -> Result<()> {
         self.alive()?;
-        crate::cpu::check_range(dst, offset, bytes, &self.context.name)?;
+        check_range(dst, offset, bytes, &self.context.name)?;
         if bytes == 0 {
             return Ok(());
         }

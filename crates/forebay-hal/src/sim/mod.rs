@@ -12,8 +12,8 @@ use std::sync::{Arc, OnceLock};
 
 use crate::cpu::{HostMemory, Pool, check_range, compile, host_range, run_kernel};
 use crate::{
-    Arg, Buffer, Completion, Device, DeviceInfo, Error, Fence, Geometry, HostFn, Kernel, Kind, Memory, Queue, Result,
-    Source,
+    Arg, Buffer, Completion, Device, DeviceInfo, Direction, Error, Fence, Geometry, HostFn, Kernel, Kind, Memory,
+    Method, Queue, Result, Source,
 };
 
 /// What things cost on the simulated device, in virtual nanoseconds.
@@ -263,6 +263,30 @@ impl Queue for SimQueue {
         unsafe { std::ptr::copy(from, to, bytes) };
         let m = &self.state.model;
         let cost = m.copy_ns + if host { (bytes as u64 * m.copy_kib_ns).div_ceil(1024) } else { 0 };
+        self.spend(cost);
+        Ok(())
+    }
+
+    unsafe fn transfer(
+        &mut self,
+        method: Method,
+        direction: Direction,
+        device: &Buffer,
+        offset: usize,
+        host: *mut u8,
+        bytes: usize,
+    ) -> Result<()> {
+        self.state.alive()?;
+        let m = &self.state.model;
+        if method != Method::Engine {
+            return Err(Error::Unsupported { device: m.name.clone(), what: format!("copies by {}", method.name()) });
+        }
+        let cost = m.copy_ns + (bytes as u64 * m.copy_kib_ns).div_ceil(1024);
+        let b = self.bytes(device).ok_or_else(|| self.foreign("buffer"))?;
+        let p = host_range(b, offset, bytes, &m.name)?;
+        let (from, to) = if direction == Direction::ToDevice { (host, p) } else { (p, host) };
+        // SAFETY: in bounds (checked, and by the contract); `copy` allows overlap.
+        unsafe { std::ptr::copy(from, to, bytes) };
         self.spend(cost);
         Ok(())
     }

@@ -1,0 +1,193 @@
+//! Copies by the processor that bypass its caches: for memory that it maps and does not cache (a device's, through the
+//! aperture), and for copies too large to be of use in a cache.
+//!
+//! The widest instructions that this processor has are chosen at run time. Loads are the streaming kind, too: from
+//! write-combined memory an ordinary load fetches a few bytes per bus transaction, a streaming one a whole line.
+
+use std::sync::OnceLock;
+
+/// Bytes that one instruction moves; 0 without streaming instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Width {
+    /// Ordinary copies.
+    None = 0,
+    /// SSE2 (loads: SSE4.1).
+    W16 = 16,
+    /// AVX2.
+    W32 = 32,
+    /// AVX-512: a cache line at a time, which a write-combining buffer sends as one transaction.
+    W64 = 64,
+}
+
+impl Width {
+    /// The widest of this processor.
+    pub fn widest() -> Width {
+        static WIDEST: OnceLock<Width> = OnceLock::new();
+        *WIDEST.get_or_init(|| Width::available().last().copied().unwrap_or(Width::None))
+    }
+
+    /// All of this processor, the narrowest first.
+    pub fn available() -> Vec<Width> {
+        let mut all = vec![Width::None];
+        #[cfg(target_arch = "x86_64")]
+        {
+            let has = [
+                (is_x86_feature_detected!("sse4.1"), Width::W16),
+                (is_x86_feature_detected!("avx2"), Width::W32),
+                (is_x86_feature_detected!("avx512f"), Width::W64),
+            ];
+            all.extend(has.into_iter().filter(|h| h.0).map(|h| h.1));
+        }
+        all
+    }
+}
+
+/// Copies with streaming stores to `dst`, and a fence behind them: later stores come after these, in the order in which
+/// any observer sees them.
+///
+/// # Safety
+/// `src` is valid for reading and `dst` for writing `bytes` bytes; they do not overlap.
+pub unsafe fn store(width: Width, src: *const u8, dst: *mut u8, bytes: usize) {
+    // SAFETY: by the contract; the width is one of this processor's, since there is no other way to get one than
+    // `Width::available` and constants, which `clamp` lowers.
+    unsafe { copy(width.min(Width::widest()), src, dst, bytes, dst as usize, true) }
+}
+
+/// Copies with streaming loads from `src`, after a fence: what is loaded is not older than the call.
+///
+/// # Safety
+/// As [`store`].
+pub unsafe fn load(width: Width, src: *const u8, dst: *mut u8, bytes: usize) {
+    // SAFETY: as in `store`.
+    unsafe { copy(width.min(Width::widest()), src, dst, bytes, src as usize, false) }
+}
+
+/// Ordinary instructions up to where `align` is aligned to the width and from the last whole line on.
+///
+/// # Safety
+/// As [`store`], and this processor has the width.
+unsafe fn copy(width: Width, src: *const u8, dst: *mut u8, bytes: usize, align: usize, storing: bool) {
+    let step = width as usize;
+    if step == 0 || bytes < 2 * step {
+        // SAFETY: by the contract.
+        unsafe { std::ptr::copy_nonoverlapping(src, dst, bytes) };
+        fence(width);
+        return;
+    }
+    let head = align.wrapping_neg() % step;
+    let body = (bytes - head) / step * step;
+    // SAFETY: head + body ≤ bytes; the middle call starts at an aligned address of the side that needs it.
+    unsafe {
+        if !storing {
+            fence(width);
+        }
+        std::ptr::copy_nonoverlapping(src, dst, head);
+        lines(width, src.add(head), dst.add(head), body / step, storing);
+        let at = head + body;
+        std::ptr::copy_nonoverlapping(src.add(at), dst.add(at), bytes - at);
+        if storing {
+            fence(width);
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn fence(width: Width) {
+    if width != Width::None {
+        // SAFETY: every x86-64 processor has SSE2.
+        unsafe { std::arch::x86_64::_mm_mfence() };
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn fence(_: Width) {}
+
+/// # Safety
+/// `n` lines of the width are valid on both sides; the side that streams is aligned to it; the processor has it.
+#[cfg(target_arch = "x86_64")]
+unsafe fn lines(width: Width, src: *const u8, dst: *mut u8, n: usize, storing: bool) {
+    use std::arch::x86_64::*;
+    macro_rules! way {
+        ($name:ident, $feature:literal, $ty:ty, $loadu:ident, $stream_load:ident, $storeu:ident, $stream:ident) => {{
+            #[target_feature(enable = $feature)]
+            unsafe fn $name(src: *const u8, dst: *mut u8, n: usize, storing: bool) {
+                let (s, d) = (src.cast::<$ty>(), dst.cast::<$ty>());
+                // SAFETY: by the contract of `lines`.
+                unsafe {
+                    if storing {
+                        (0..n).for_each(|i| $stream(d.add(i).cast(), $loadu(s.add(i).cast())));
+                    } else {
+                        (0..n).for_each(|i| $storeu(d.add(i).cast(), $stream_load(s.add(i).cast_mut().cast())));
+                    }
+                }
+            }
+            // SAFETY: by the contract of `lines`.
+            unsafe { $name(src, dst, n, storing) }
+        }};
+    }
+    match width {
+        Width::None => {}
+        Width::W16 => {
+            way!(sse, "sse4.1", __m128i, _mm_loadu_si128, _mm_stream_load_si128, _mm_storeu_si128, _mm_stream_si128)
+        }
+        Width::W32 => {
+            way!(
+                avx,
+                "avx2",
+                __m256i,
+                _mm256_loadu_si256,
+                _mm256_stream_load_si256,
+                _mm256_storeu_si256,
+                _mm256_stream_si256
+            )
+        }
+        Width::W64 => {
+            way!(
+                avx512,
+                "avx512f",
+                __m512i,
+                _mm512_loadu_si512,
+                _mm512_stream_load_si512,
+                _mm512_storeu_si512,
+                _mm512_stream_si512
+            )
+        }
+    }
+}
+
+/// # Safety
+/// Never called: no width but `None` exists.
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn lines(_: Width, src: *const u8, dst: *mut u8, n: usize, _: bool) {
+    // SAFETY: by the contract.
+    unsafe { std::ptr::copy_nonoverlapping(src, dst, n) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_width_copies_exactly_its_range_at_any_offset() {
+        let from: Vec<u8> = (0..5000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        let mut seed = 1u64;
+        let mut random = |n: usize| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (seed >> 33) as usize % n
+        };
+        for width in Width::available() {
+            for round in 0..2000 {
+                let (s, d) = (random(130), random(130));
+                let n = if round % 2 == 0 { random(200) } else { random(4600) };
+                for copy in [store, load] {
+                    let mut to = vec![0xEEu8; 5000];
+                    // SAFETY: both ranges lie within their vectors.
+                    unsafe { copy(width, from.as_ptr().add(s), to.as_mut_ptr().add(d), n) };
+                    assert!(to[d..d + n] == from[s..s + n], "{width:?}: {n} B from {s} to {d}");
+                    let outside = to[..d].iter().chain(&to[d + n..]);
+                    assert!(outside.into_iter().all(|b| *b == 0xEE), "{width:?}: {n} B from {s} to {d}: more written");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! Finding out what each way costs on this machine.
+//!
+//! Sizes grow, and at each size all ways are measured in turns, so that whatever else the machine does meets them alike.
+//! Time for a size is bounded, so the whole is; sizes that were not reached are extrapolated from the last one.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_hal::{Buffer, Direction, Method};
+
+use super::curve::{Cost, Curve, Curves, Host, MAX_POINTS, Measured, Way};
+use super::engine::Engine;
+use super::pinned::Pinned;
+use super::plan::Range;
+use super::stream::Stream;
+use crate::error::Result;
+
+/// What calibration may take.
+pub const BUDGET: Duration = Duration::from_secs(2);
+/// Largest size that is measured: beyond it every way is at its rate.
+const LARGEST: usize = 64 << 20;
+/// Samples of a way at a size: enough for a median, few enough for many sizes.
+const SAMPLES: (usize, usize) = (3, 200);
+/// Size at which two ways are tried together.
+const TOGETHER: usize = 8 << 20;
+/// Copies in the batch that tells what a further one adds.
+const BATCH: usize = 32;
+
+struct Bench {
+    stream: Stream,
+    device: Buffer,
+    pinned: Pinned,
+    pageable: Vec<u8>,
+}
+
+impl Bench {
+    fn once(&mut self, way: Way, direction: Direction, host: Host, bytes: usize) -> Result<Duration> {
+        self.stream.force(Some(way))?;
+        let begun = Instant::now();
+        match (direction, host) {
+            (Direction::ToDevice, Host::Pinned) => self.stream.write(&self.device, 0, &self.pinned.part(0..bytes)),
+            (Direction::ToDevice, Host::Pageable) => self.stream.write(&self.device, 0, &self.pageable[..bytes]),
+            (Direction::ToHost, Host::Pinned) => self.stream.read(&self.device, 0, &mut self.pinned.part_mut(0..bytes)),
+            (Direction::ToHost, Host::Pageable) => self.stream.read(&self.device, 0, &mut self.pageable[..bytes]),
+        }?;
+        Ok(begun.elapsed())
+    }
+}
+
+fn ns(d: Duration) -> u64 {
+    d.as_nanos().min(u128::from(u64::MAX)) as u64
+}
+
+fn median(samples: &mut [u64]) -> u64 {
+    samples.sort_unstable();
+    samples.get(samples.len() / 2).copied().unwrap_or(0)
+}
+
+/// Measures every way that the device has.
+pub(super) fn measure(engine: &Arc<Engine>, budget: Duration) -> Result<Curves> {
+    let begun = Instant::now();
+    let device = engine.device();
+    // A quarter of a small device's memory at most, and never below what one page is for.
+    let largest = LARGEST.min((device.info().memory_bytes / 4) as usize).max(4096);
+    let mut bench = Bench {
+        stream: engine.stream()?,
+        device: device.alloc(largest)?,
+        pinned: engine.pinned(largest)?,
+        pageable: vec![1; largest],
+    };
+    bench.pinned.fill(1);
+    let has = |w: &Way| match w {
+        Way::Direct(m) => device.methods().contains(m),
+        Way::Staged => true,
+    };
+    let mut all: Vec<(Way, Direction, Host, Vec<Cost>)> = Vec::new();
+    for way in Way::ALL.into_iter().filter(has) {
+        for direction in Direction::ALL {
+            all.extend(Host::ALL.into_iter().filter(|h| way.serves(*h)).map(|h| (way, direction, h, Vec::new())));
+        }
+    }
+    // The first copy of its kind does things that no other does, and memory that nobody touched is not there yet.
+    for (way, direction, host, _) in &all {
+        bench.once(*way, *direction, *host, 8)?;
+    }
+    bench.once(Way::Direct(Method::Engine), Direction::ToDevice, Host::Pinned, largest)?;
+    let sizes: Vec<usize> = (0..MAX_POINTS).map(|i| Curve::size(i) as usize).take_while(|s| *s <= largest).collect();
+    for (i, &size) in sizes.iter().enumerate() {
+        // An equal part of the time that is left for every size that is left, the two special measurements among them.
+        let left = budget.saturating_sub(begun.elapsed());
+        let until = Instant::now() + left / (sizes.len() - i + 2) as u32;
+        let mut samples = vec![Vec::with_capacity(SAMPLES.1); all.len()];
+        for round in 0..SAMPLES.1 {
+            if round >= SAMPLES.0 && Instant::now() >= until {
+                break;
+            }
+            for ((way, direction, host, _), s) in all.iter().zip(&mut samples) {
+                s.push(ns(bench.once(*way, *direction, *host, size)?));
+            }
+        }
+        for ((.., points), s) in all.iter_mut().zip(&mut samples) {
+            let median = median(s);
+            points.push(Cost { median, tail: s.last().copied().unwrap_or(median) });
+        }
+        if begun.elapsed() > budget.mul_f32(0.9) {
+            break;
+        }
+    }
+    let all = all.into_iter();
+    let all = all.map(|(way, direction, host, points)| Measured { way, direction, host, curve: Curve::new(points) });
+    let mut curves = Curves { all: all.collect(), ..Curves::default() };
+    for direction in Direction::ALL {
+        curves.further[direction as usize] = further(&mut bench, direction, largest)?;
+        if has(&Way::Direct(Method::Mapped)) && largest >= TOGETHER {
+            curves.together[direction as usize] = Some(together(&mut bench, direction, &curves)?);
+        }
+    }
+    Ok(curves)
+}
+
+/// What a further copy of a batch adds, ns.
+fn further(bench: &mut Bench, direction: Direction, largest: usize) -> Result<u64> {
+    // Apart, so that they are not merged.
+    let ranges: Vec<_> = (0..BATCH.min(largest / 128)).map(|i| i as u64 * 128).collect();
+    let ranges: Vec<_> = ranges.into_iter().map(|at| Range { host: at, device: at, bytes: 64 }).collect();
+    bench.stream.force(Some(Way::Direct(Method::Engine)))?;
+    let mut time = |ranges: &[Range]| -> Result<u64> {
+        let mut samples = Vec::new();
+        for _ in 0..9 {
+            let begun = Instant::now();
+            match direction {
+                Direction::ToDevice => bench.stream.write_batch(&bench.device, &bench.pinned, ranges)?,
+                Direction::ToHost => bench.stream.read_batch(&bench.device, &mut bench.pinned, ranges)?,
+            }
+            samples.push(ns(begun.elapsed()));
+        }
+        Ok(median(&mut samples))
+    };
+    let (one, many) = (time(&ranges[..1])?, time(&ranges)?);
+    Ok(many.saturating_sub(one) / (ranges.len() as u64 - 1).max(1))
+}
+
+/// What engine and mapping take together over what the slower of them takes alone, in thousandths.
+fn together(bench: &mut Bench, direction: Direction, curves: &Curves) -> Result<u64> {
+    bench.stream.force(None)?;
+    let mut ratios = Vec::new();
+    for _ in 0..5 {
+        ratios.push(bench.stream.together(direction, &bench.device, &mut bench.pinned, TOGETHER, curves)?);
+    }
+    Ok(median(&mut ratios))
+}

@@ -1,0 +1,247 @@
+//! The engine of a device: its curves, kept true, and what streams share.
+
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use forebay_hal::cache::Cache;
+use forebay_hal::{Device, Direction, Kind};
+
+use super::curve::{Cost, Curve, Curves, Host, MAX_POINTS, Way};
+use super::pinned::Pinned;
+use super::plan::{self, Request, Table};
+use super::realtime::{Budget, RealTime};
+use super::stream::Stream;
+use super::{calibrate, store};
+use crate::error::Result;
+
+/// How far a timed transfer may be from its curve before it counts as a miss: half as much again, or two thirds.
+const MISS_PERCENT: (u64, u64) = (150, 67);
+/// Below this difference, ns, nothing is a miss: that is what a clock and an interrupt cost.
+const MISS_NS: u64 = 2_000;
+/// Misses in a row, all to the same side, after which the curve is wrong and not the moment.
+const MISSES: i32 = 10;
+
+/// Moves data between the host and one device by the fastest way for every size.
+///
+/// ```
+/// use forebay::transfer::Engine;
+///
+/// let (devices, _) = forebay::hal::discover(&[forebay::Kind::Cpu]);
+/// let engine = Engine::open(devices[0].clone())?; // measured once for a machine, for two seconds at most
+/// let memory = engine.device().alloc(1 << 20)?;
+/// let mut stream = engine.stream()?;
+/// stream.write(&memory, 0, &b"hello"[..])?; // has arrived when this returns
+/// let mut back = [0u8; 5];
+/// stream.read(&memory, 0, &mut back[..])?;
+/// assert_eq!(&back, b"hello");
+/// # Ok::<(), forebay::Error>(())
+/// ```
+pub struct Engine {
+    device: Arc<dyn Device>,
+    known: Mutex<Arc<Known>>,
+    /// Grows with every change of `known`, so that streams look without the lock.
+    generation: AtomicU64,
+    /// Held by whoever uses the mapping, where sharing it makes it slower for both.
+    mapping: Option<Mutex<()>>,
+    departures: AtomicU64,
+    cache: Cache,
+}
+
+/// Curves and what follows from them.
+pub(super) struct Known {
+    generation: u64,
+    pub(super) curves: Curves,
+    pub(super) table: Table,
+    /// For every point of every curve.
+    watched: Vec<Watched>,
+}
+
+/// What was seen at one point since its curve was made.
+#[derive(Default)]
+struct Watched {
+    /// Misses in a row; negative when they were too fast.
+    misses: AtomicI32,
+    /// Their sum, ns.
+    sum: AtomicU64,
+    slowest: AtomicU64,
+}
+
+impl Known {
+    fn new(curves: Curves, generation: u64) -> Arc<Self> {
+        let watched = (0..curves.all.len() * MAX_POINTS).map(|_| Watched::default()).collect();
+        Arc::new(Known { generation, table: Table::new(&curves), curves, watched })
+    }
+}
+
+impl Engine {
+    /// The engine of `device` with the curves that this machine stored, or measured now (two seconds at most) and stored.
+    ///
+    /// # Errors
+    /// Those of the device, while it is measured.
+    pub fn open(device: Arc<dyn Device>) -> Result<Arc<Self>> {
+        Self::open_in(device, Cache::user())
+    }
+
+    /// As [`Engine::open`], with curves stored elsewhere.
+    ///
+    /// # Errors
+    /// As [`Engine::open`].
+    pub fn open_in(device: Arc<dyn Device>, cache: Cache) -> Result<Arc<Self>> {
+        let stored = store::load(&cache, &*device);
+        let engine = Self::with(device, stored.clone().unwrap_or_default(), cache);
+        if stored.is_none() {
+            engine.calibrate(calibrate::BUDGET)?;
+        }
+        Ok(engine)
+    }
+
+    /// The engine of `device` with stored curves, if there are any; never measures. Without curves everything goes by the
+    /// device's own engine.
+    pub fn as_stored(device: Arc<dyn Device>) -> Arc<Self> {
+        let cache = Cache::user();
+        let curves = store::load(&cache, &*device).unwrap_or_default();
+        Self::with(device, curves, cache)
+    }
+
+    /// The engine of `device` with these curves; nothing is stored.
+    pub fn with_curves(device: Arc<dyn Device>, curves: Curves) -> Arc<Self> {
+        Self::with(device, curves, Cache::off())
+    }
+
+    fn with(device: Arc<dyn Device>, curves: Curves, cache: Cache) -> Arc<Self> {
+        // The aperture: two writers interleave in the write-combining buffers, and both become slower.
+        let mapping = (device.info().kind == Kind::Cuda).then(Mutex::default);
+        let known = Mutex::new(Known::new(curves, 0));
+        let (generation, departures) = (AtomicU64::new(0), AtomicU64::new(0));
+        Arc::new(Engine { device, known, generation, mapping, departures, cache })
+    }
+
+    /// Measures all ways anew, within `budget`, and stores what was found.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn calibrate(self: &Arc<Self>, budget: Duration) -> Result<()> {
+        let curves = calibrate::measure(self, budget)?;
+        store::save(&self.cache, &*self.device, &curves);
+        self.replace(|_| curves);
+        Ok(())
+    }
+
+    /// Its device.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    /// What is known now.
+    pub fn curves(&self) -> Curves {
+        self.known().curves.clone()
+    }
+
+    /// How often a curve was corrected because transfers were not what it said.
+    pub fn departures(&self) -> u64 {
+        self.departures.load(Ordering::Relaxed)
+    }
+
+    /// What a transfer of `bytes` costs while nothing else is in flight.
+    pub fn cost(&self, direction: Direction, bytes: u64, host: Host) -> Cost {
+        plan::plan(&Request::new(direction, bytes, host), &self.known().curves).cost
+    }
+
+    /// Host memory from which the device copies fastest, zeroed.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub fn pinned(&self, bytes: usize) -> Result<Pinned> {
+        Pinned::new(&*self.device, bytes)
+    }
+
+    /// A new stream.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn stream(self: &Arc<Self>) -> Result<Stream> {
+        Stream::new(self.clone())
+    }
+
+    /// A stream of the calling thread with real-time priority, or the best that the system allows.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn real_time(self: &Arc<Self>, budget: Budget) -> Result<RealTime> {
+        RealTime::new(self, budget)
+    }
+
+    pub(super) fn mapping(&self) -> Option<&Mutex<()>> {
+        self.mapping.as_ref()
+    }
+
+    pub(super) fn known(&self) -> Arc<Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Replaces `known` if it is not the latest.
+    #[inline]
+    pub(super) fn refresh(&self, known: &mut Arc<Known>) {
+        if known.generation != self.generation.load(Ordering::Acquire) {
+            *known = self.known();
+        }
+    }
+
+    fn replace(&self, change: impl FnOnce(&Curves) -> Curves) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let generation = known.generation + 1;
+        *known = Known::new(change(&known.curves), generation);
+        self.generation.store(generation, Ordering::Release);
+    }
+
+    /// Compares a transfer with its curve; ten in a row that took far longer, or far less, correct it.
+    pub(super) fn observe(
+        &self,
+        known: &Known,
+        way: Way,
+        direction: Direction,
+        host: Host,
+        bytes: u64,
+        took: Duration,
+    ) {
+        let Some(at) = known.curves.position(way, direction, host) else { return };
+        let expected = known.curves.all[at].curve.cost(bytes).median.max(1);
+        let took = took.as_nanos().min(u128::from(u64::MAX / 200)) as u64;
+        let far = took.abs_diff(expected) > MISS_NS;
+        let side = match took * 100 / expected {
+            p if far && p > MISS_PERCENT.0 => 1,
+            p if far && p < MISS_PERCENT.1 => -1,
+            _ => 0,
+        };
+        let point = Curve::nearest(bytes);
+        let Some(w) = known.watched.get(at * MAX_POINTS + point) else { return };
+        let misses = w.misses.load(Ordering::Relaxed);
+        if side == 0 || misses.signum() * side < 0 {
+            // Most transfers: nothing to write.
+            if misses != 0 {
+                w.misses.store(0, Ordering::Relaxed);
+                w.sum.store(0, Ordering::Relaxed);
+                w.slowest.store(0, Ordering::Relaxed);
+            }
+            return;
+        }
+        // What the point itself would have been, were it as far off.
+        let there = known.curves.all[at].curve.cost(Curve::size(point)).median;
+        let scaled = (u128::from(took) * u128::from(there) / u128::from(expected)).min(u128::from(u64::MAX)) as u64;
+        let sum = w.sum.fetch_add(scaled, Ordering::Relaxed) + scaled;
+        let slowest = w.slowest.fetch_max(scaled, Ordering::Relaxed).max(scaled);
+        w.misses.store(misses + side, Ordering::Relaxed);
+        if (misses + side).abs() >= MISSES {
+            self.departures.fetch_add(1, Ordering::Relaxed);
+            let mean = sum / MISSES as u64;
+            self.replace(|now| {
+                let mut curves = now.clone();
+                if let Some(m) = curves.all.get_mut(at) {
+                    m.curve = m.curve.with(point, Cost { median: mean, tail: slowest });
+                }
+                curves
+            });
+        }
+    }
+}

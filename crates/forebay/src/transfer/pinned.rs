@@ -1,0 +1,143 @@
+//! Host memory from which a device copies fastest.
+
+use std::ops::{Deref, DerefMut, Range};
+
+use forebay_hal::{Buffer, Device};
+
+use super::curve::Host;
+use crate::error::Result;
+
+/// Page-locked memory of a device (ordinary memory, where devices have none), zeroed; the handle is its only one.
+pub struct Pinned {
+    pub(super) buffer: Buffer,
+    locked: bool,
+}
+
+impl Pinned {
+    pub(super) fn new(device: &dyn Device, bytes: usize) -> Result<Self> {
+        let buffer = device.alloc_host(bytes)?;
+        if buffer.host_ptr().is_none() {
+            let what = "page-locked memory without an address".into();
+            return Err(forebay_hal::Error::Invalid { device: device.info().name.clone(), what }.into());
+        }
+        Ok(Pinned { buffer, locked: false })
+    }
+
+    /// Touches every page and asks the system to keep it in memory; whether it does.
+    pub fn lock(&mut self) -> bool {
+        self.locked = lock(&self.buffer);
+        self.locked
+    }
+
+    /// Whether the system promised to keep it in memory.
+    pub fn is_locked(&self) -> bool {
+        self.locked
+    }
+
+    /// A part of it, to be sent.
+    ///
+    /// # Panics
+    /// As slicing does, outside of it.
+    pub fn part(&self, range: Range<usize>) -> PinnedPart<'_> {
+        PinnedPart(&self[range])
+    }
+
+    /// A part of it, to be received into.
+    ///
+    /// # Panics
+    /// As slicing does, outside of it.
+    pub fn part_mut(&mut self, range: Range<usize>) -> PinnedPartMut<'_> {
+        PinnedPartMut(&mut self[range])
+    }
+}
+
+/// Touches every page of host memory and locks it.
+pub(super) fn lock(b: &Buffer) -> bool {
+    let Some(p) = b.host_ptr() else { return false };
+    const PAGE: usize = 4096;
+    for at in (0..b.len()).step_by(PAGE) {
+        // SAFETY: within the buffer. Read and written, so that the page is there and is its own; volatile, so that it happens.
+        unsafe {
+            let byte = p.as_ptr().add(at);
+            std::ptr::write_volatile(byte, std::ptr::read_volatile(byte));
+        }
+    }
+    // SAFETY: the range is the buffer's; locking does not change it. Freeing the memory unlocks nothing that matters:
+    // the allocator may keep the pages, which then stay in memory until the process ends.
+    b.is_empty() || unsafe { rustix::mm::mlock(p.as_ptr().cast(), b.len()) }.is_ok()
+}
+
+impl Deref for Pinned {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // An address is there (`new`).
+        let Some(p) = self.buffer.host_ptr() else { return &[] };
+        // SAFETY: all bytes are initialised; nobody else reaches them: the buffer has no other handle but in queues,
+        // which hold it while they use it, and meanwhile `Pinned` is held by `InFlight` or borrowed.
+        unsafe { std::slice::from_raw_parts(p.as_ptr(), self.buffer.len()) }
+    }
+}
+
+impl DerefMut for Pinned {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        let Some(p) = self.buffer.host_ptr() else { return &mut [] };
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts_mut(p.as_ptr(), self.buffer.len()) }
+    }
+}
+
+/// A part of page-locked memory ([`Pinned::part`]).
+pub struct PinnedPart<'a>(&'a [u8]);
+
+/// A part of page-locked memory, for writing ([`Pinned::part_mut`]).
+pub struct PinnedPartMut<'a>(&'a mut [u8]);
+
+mod sealed {
+    pub trait Sealed {}
+}
+use sealed::Sealed;
+
+/// Host bytes that can be sent: `[u8]`, `Vec<u8>`, [`Pinned`], [`PinnedPart`].
+pub trait HostBytes: Sealed {
+    /// The bytes, and where they are.
+    #[doc(hidden)]
+    fn span(&self) -> (&[u8], Host);
+}
+
+/// Host bytes that can be received into.
+pub trait HostBytesMut: Sealed {
+    /// The bytes, and where they are.
+    #[doc(hidden)]
+    fn span_mut(&mut self) -> (&mut [u8], Host);
+}
+
+macro_rules! host_bytes {
+    ($ty:ty, $host:expr, |$s:ident| $bytes:expr) => {
+        impl Sealed for $ty {}
+        impl HostBytes for $ty {
+            fn span(&self) -> (&[u8], Host) {
+                let $s = self;
+                (&$bytes[..], $host)
+            }
+        }
+    };
+}
+macro_rules! host_bytes_mut {
+    ($ty:ty, $host:expr, |$s:ident| $bytes:expr) => {
+        impl HostBytesMut for $ty {
+            fn span_mut(&mut self) -> (&mut [u8], Host) {
+                let $s = self;
+                (&mut $bytes[..], $host)
+            }
+        }
+    };
+}
+host_bytes!([u8], Host::Pageable, |s| s);
+host_bytes_mut!([u8], Host::Pageable, |s| s);
+host_bytes!(Vec<u8>, Host::Pageable, |s| s);
+host_bytes_mut!(Vec<u8>, Host::Pageable, |s| s);
+host_bytes!(Pinned, Host::Pinned, |s| s);
+host_bytes_mut!(Pinned, Host::Pinned, |s| s);
+host_bytes!(PinnedPart<'_>, Host::Pinned, |s| s.0);
+host_bytes!(PinnedPartMut<'_>, Host::Pinned, |s| s.0);
+host_bytes_mut!(PinnedPartMut<'_>, Host::Pinned, |s| s.0);

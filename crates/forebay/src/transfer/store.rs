@@ -1,0 +1,130 @@
+//! Curves on disk: one entry for a machine, device and driver, in the same cache as compiled kernels.
+//!
+//! A damaged entry is absent (the cache checks it); one of another machine, driver or version has another key; one with
+//! figures that cannot be is not believed.
+
+use std::collections::BTreeMap;
+
+use forebay_hal::cache::Cache;
+use forebay_hal::{Device, Direction};
+use serde::{Deserialize, Serialize};
+
+use super::curve::{Cost, Curve, Curves, Host, MAX_POINTS, Measured, Way};
+
+/// Changes with the meaning of what is stored.
+const VERSION: &str = "transfer curves 1";
+
+#[derive(Serialize, Deserialize)]
+struct Stored {
+    together_to_device: Option<u64>,
+    together_to_host: Option<u64>,
+    further: [u64; 2],
+    /// Curves by "way, direction, memory"; points are pairs of median and tail.
+    curves: BTreeMap<String, Vec<(u64, u64)>>,
+}
+
+fn key(device: &dyn Device) -> String {
+    let i = device.info();
+    let machine = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
+    let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = cpu.lines().find(|l| l.starts_with("model name")).unwrap_or_default().to_owned();
+    // Copies by our own code are slower without optimisation.
+    let built = if cfg!(debug_assertions) { "debug" } else { "release" };
+    let parts = [VERSION, env!("CARGO_PKG_VERSION"), built, machine.trim(), &model, i.kind.name(), &i.name, &i.driver];
+    Cache::key(&parts.map(str::as_bytes))
+}
+
+fn name(way: Way, direction: Direction, host: Host) -> String {
+    format!("{}, {}, {}", way.name(), direction.name(), host.name())
+}
+
+/// What was stored for this machine and device.
+pub(super) fn load(cache: &Cache, device: &dyn Device) -> Option<Curves> {
+    let stored: Stored = toml::from_str(std::str::from_utf8(&cache.get(&key(device))?).ok()?).ok()?;
+    let mut curves = Curves {
+        together: [stored.together_to_device, stored.together_to_host],
+        further: stored.further,
+        ..Curves::default()
+    };
+    for way in Way::ALL {
+        for (direction, host) in Direction::ALL.into_iter().flat_map(|d| Host::ALL.map(|h| (d, h))) {
+            let Some(points) = stored.curves.get(&name(way, direction, host)) else { continue };
+            let known = match way {
+                Way::Direct(m) => device.methods().contains(&m),
+                Way::Staged => true,
+            };
+            if points.is_empty() || points.len() > MAX_POINTS || !known || !way.serves(host) {
+                return None;
+            }
+            let curve = Curve::new(points.iter().map(|&(median, tail)| Cost { median, tail }).collect());
+            curves.all.push(Measured { way, direction, host, curve });
+        }
+    }
+    // Every device has an engine.
+    let engine = |d| Host::ALL.iter().all(|h| curves.get(Way::ALL[0], d, *h).is_some());
+    Direction::ALL.into_iter().all(engine).then_some(curves)
+}
+
+/// Stores curves; a cache that cannot be written means measuring again next time.
+pub(super) fn save(cache: &Cache, device: &dyn Device, curves: &Curves) {
+    let points = |c: &Curve| c.points().map(|(_, c)| (c.median, c.tail)).collect();
+    let stored = Stored {
+        together_to_device: curves.together[0],
+        together_to_host: curves.together[1],
+        further: curves.further,
+        curves: curves.all.iter().map(|m| (name(m.way, m.direction, m.host), points(&m.curve))).collect(),
+    };
+    if let Ok(text) = toml::to_string(&stored) {
+        cache.put(&key(device), text.as_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_hal::Kind;
+
+    #[test]
+    fn curves_come_back_and_what_cannot_be_is_not_believed() {
+        let dir = std::env::temp_dir().join(format!("forebay-curves-{}", std::process::id()));
+        let cache = Cache::at(&dir);
+        let (devices, _) = forebay_hal::discover(&[Kind::Cpu, Kind::Sim]);
+        let (cpu, sim) = (&*devices[0], &*devices[1]);
+        assert_eq!(load(&cache, cpu), None);
+        let point = |i: u64| Cost { median: 10 * i + 1, tail: 20 * i + 5 };
+        let one = |way, direction, host| Measured {
+            way,
+            direction,
+            host,
+            curve: Curve::new((0..MAX_POINTS as u64).map(point).collect()),
+        };
+        let all = |ways: &[Way]| -> Vec<_> {
+            let each = |w: &Way| Direction::ALL.map(|d| Host::ALL.map(|h| (*w, d, h)));
+            let all = ways.iter().flat_map(each).flatten().filter(|(w, _, h)| w.serves(*h));
+            all.map(|(w, d, h)| one(w, d, h)).collect()
+        };
+        let curves = Curves { all: all(&Way::ALL), together: [Some(1100), None], further: [7, 8] };
+        save(&cache, cpu, &curves);
+        assert_eq!(load(&cache, cpu).as_ref(), Some(&curves));
+        // Of another device, though the cache has an entry for the first.
+        assert_eq!(load(&cache, sim), None);
+
+        // Without an engine, with a method that the device lacks, with too many points, and no text at all.
+        save(&cache, cpu, &Curves { all: all(&Way::ALL[1..]), ..curves.clone() });
+        assert_eq!(load(&cache, cpu), None);
+        save(&cache, sim, &curves);
+        assert_eq!(load(&cache, sim), None);
+        let stored = String::from_utf8(cache.get(&key(sim)).unwrap()).unwrap();
+        let longer = stored.replacen("[[", &format!("[{}[", "[1, 2], ".repeat(40)), 1);
+        for text in ["", "further = 3", &longer, "\u{0}"] {
+            cache.put(&key(cpu), text.as_bytes());
+            assert_eq!(load(&cache, cpu), None, "{text:.60}");
+        }
+        // Figures that cannot be are bounded.
+        let wild = stored.replacen("[[1, 5]", &format!("[[{}, 0]", i64::MAX), 1);
+        cache.put(&key(cpu), wild.as_bytes());
+        let bounded = load(&cache, cpu).unwrap();
+        assert!(bounded.all.iter().all(|m| m.curve.points().all(|(_, c)| c.median <= c.tail)));
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+}

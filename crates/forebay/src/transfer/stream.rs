@@ -1,0 +1,470 @@
+//! A stream: transfers of one thread, in order.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, MutexGuard, TryLockError};
+use std::time::{Duration, Instant};
+
+use forebay_hal::{Buffer, Direction, Fence, Method, Queue};
+
+use super::curve::{Curves, Host, Way};
+use super::engine::{Engine, Known};
+use super::pinned::{HostBytes, HostBytesMut, Pinned};
+use super::plan::{self, Piece, Plan, Range, Request};
+use super::ring::Ring;
+use super::wait::Wait;
+use crate::error::Result;
+
+/// One in so many transfers is timed, to notice when a machine no longer is what calibration found.
+const SAMPLE: u32 = 16;
+/// Transfers that may be in flight; the next one waits for the oldest.
+const MAX_IN_FLIGHT: usize = 64;
+
+/// Transfers of one thread to and from one device, in order ([`Engine::stream`]).
+///
+/// [`Stream::write`] and [`Stream::read`] return when the bytes have arrived; [`Stream::start_write`] and
+/// [`Stream::start_read`] return at once. All of them check their ranges; nothing is copied when one is wrong.
+pub struct Stream {
+    engine: Arc<Engine>,
+    queue: Box<dyn Queue>,
+    /// For the mapped half of a split transfer: a mapped copy begins when all before it in its queue has ended.
+    side: Box<dyn Queue>,
+    ring: Ring,
+    known: Arc<Known>,
+    wait: Wait,
+    deadline: Option<u64>,
+    forced: Option<Way>,
+    /// What was started and not yet found done: its fence, and when the device is expected to have done it.
+    in_flight: VecDeque<(Fence, Instant)>,
+    count: u32,
+    late: u64,
+}
+
+/// A transfer under way ([`Stream::start_write`]).
+#[must_use = "the memory comes back through `Stream::finish`"]
+pub struct InFlight {
+    fence: Fence,
+    memory: Pinned,
+}
+
+impl Stream {
+    pub(super) fn new(engine: Arc<Engine>) -> Result<Self> {
+        let device = engine.device();
+        let (queue, side, ring) = (device.queue()?, device.queue()?, Ring::new(&**device)?);
+        let known = engine.known();
+        Ok(Stream {
+            queue,
+            side,
+            ring,
+            known,
+            wait: Wait::SHORTLY,
+            deadline: None,
+            forced: None,
+            in_flight: VecDeque::with_capacity(MAX_IN_FLIGHT),
+            count: 0,
+            late: 0,
+            engine,
+        })
+    }
+
+    /// The engine that it belongs to.
+    pub fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    /// From now on transfers are to arrive within `deadline`: they go by the way whose slow copies are fastest. `None`
+    /// goes back to the way that is fastest as a rule.
+    pub fn set_deadline(&mut self, deadline: Option<Duration>) {
+        self.deadline = deadline.map(|d| d.as_nanos().min(u128::from(u64::MAX)) as u64);
+    }
+
+    /// How many transfers were not expected to meet their deadline (they were made all the same).
+    pub fn expected_late(&self) -> u64 {
+        self.late
+    }
+
+    /// From now on all transfers go this way, whatever is planned; for measurements.
+    ///
+    /// # Errors
+    /// [`forebay_hal::Error::Unsupported`] for a method that the device does not have.
+    pub fn force(&mut self, way: Option<Way>) -> Result<()> {
+        if let Some(Way::Direct(m)) = way
+            && !self.engine.device().methods().contains(&m)
+        {
+            let device = self.engine.device().info().name.clone();
+            return Err(forebay_hal::Error::Unsupported { device, what: format!("copies by {}", m.name()) }.into());
+        }
+        self.forced = way;
+        Ok(())
+    }
+
+    pub(super) fn set_wait(&mut self, wait: Wait) {
+        self.wait = wait;
+    }
+
+    pub(super) fn ring(&self) -> &Ring {
+        &self.ring
+    }
+
+    /// Sends `from` to `device` at `offset`; it has arrived when this returns.
+    ///
+    /// # Errors
+    /// [`forebay_hal::Error::Invalid`] for a range outside of the buffer or a buffer of another device,
+    /// [`forebay_hal::Error::Lost`] when the device is gone.
+    pub fn write<H: HostBytes + ?Sized>(&mut self, device: &Buffer, offset: usize, from: &H) -> Result<()> {
+        let (bytes, host) = from.span();
+        // SAFETY: borrowed until this returns, and by then nothing is in flight; nothing is written to it.
+        unsafe { self.run(Direction::ToDevice, device, offset, bytes.as_ptr().cast_mut(), bytes.len(), host) }
+    }
+
+    /// Brings bytes from `device` at `offset` until `to` is full.
+    ///
+    /// # Errors
+    /// As [`Stream::write`].
+    pub fn read<H: HostBytesMut + ?Sized>(&mut self, device: &Buffer, offset: usize, to: &mut H) -> Result<()> {
+        let (bytes, host) = to.span_mut();
+        // SAFETY: borrowed until this returns, and by then nothing is in flight.
+        unsafe { self.run(Direction::ToHost, device, offset, bytes.as_mut_ptr(), bytes.len(), host) }
+    }
+
+    /// Sends several parts of `from` at once, for one wait; places on both sides are those of `ranges`. What overlaps
+    /// ends up as if they were sent one after the other.
+    ///
+    /// # Errors
+    /// As [`Stream::write`].
+    pub fn write_batch<H: HostBytes + ?Sized>(&mut self, device: &Buffer, from: &H, ranges: &[Range]) -> Result<()> {
+        let (bytes, host) = from.span();
+        // SAFETY: as in `write`.
+        unsafe { self.run_batch(Direction::ToDevice, device, bytes.as_ptr().cast_mut(), bytes.len(), host, ranges) }
+    }
+
+    /// Brings several parts at once, for one wait.
+    ///
+    /// # Errors
+    /// As [`Stream::write`].
+    pub fn read_batch<H: HostBytesMut + ?Sized>(
+        &mut self,
+        device: &Buffer,
+        to: &mut H,
+        ranges: &[Range],
+    ) -> Result<()> {
+        let (bytes, host) = to.span_mut();
+        // SAFETY: as in `read`.
+        unsafe { self.run_batch(Direction::ToHost, device, bytes.as_mut_ptr(), bytes.len(), host, ranges) }
+    }
+
+    /// Begins to send all of `from`; [`Stream::finish`] gives the memory back. Later transfers of this stream come
+    /// behind it.
+    ///
+    /// # Errors
+    /// As [`Stream::write`].
+    pub fn start_write(&mut self, device: &Buffer, offset: usize, from: Pinned) -> Result<InFlight> {
+        self.start(Direction::ToDevice, device, offset, from)
+    }
+
+    /// Begins to fill `to`.
+    ///
+    /// # Errors
+    /// As [`Stream::write`].
+    pub fn start_read(&mut self, device: &Buffer, offset: usize, to: Pinned) -> Result<InFlight> {
+        self.start(Direction::ToHost, device, offset, to)
+    }
+
+    /// Waits for a transfer and gives its memory back.
+    ///
+    /// # Errors
+    /// [`forebay_hal::Error::Lost`] when the device is gone; the memory is freed then.
+    pub fn finish(&mut self, transfer: InFlight) -> Result<Pinned> {
+        self.wait.until(&mut *self.queue, transfer.fence)?;
+        self.forget_done()?;
+        Ok(transfer.memory)
+    }
+
+    /// Copies within the device.
+    ///
+    /// # Errors
+    /// As [`Stream::write`], and [`forebay_hal::Error::Invalid`] when both ranges overlap.
+    pub fn copy(&mut self, from: &Buffer, from_at: usize, to: &Buffer, to_at: usize, bytes: usize) -> Result<()> {
+        self.check(from, from_at, bytes)?;
+        self.check(to, to_at, bytes)?;
+        // Both ranges are in bounds, so nothing overflows.
+        if Arc::ptr_eq(from, to) && from_at < to_at + bytes && to_at < from_at + bytes && bytes > 0 {
+            let what = format!("copy of {bytes} B at {from_at} to {to_at} of the same buffer: the ranges overlap");
+            return Err(forebay_hal::Error::Invalid { device: self.name(), what }.into());
+        }
+        if bytes > 0 {
+            self.queue.copy(from, from_at, to, to_at, bytes)?;
+            self.settle()?;
+        }
+        Ok(())
+    }
+
+    /// Copies to another device, by way of the host: the next piece is fetched while the last one is sent.
+    ///
+    /// # Errors
+    /// As [`Stream::write`], for either device.
+    pub fn relay(
+        &mut self,
+        from: &Buffer,
+        from_at: usize,
+        other: &mut Stream,
+        to: &Buffer,
+        to_at: usize,
+        bytes: usize,
+    ) -> Result<()> {
+        self.check(from, from_at, bytes)?;
+        other.check(to, to_at, bytes)?;
+        const PIECE: usize = 256 << 10;
+        let mut spare = vec![self.engine.pinned(PIECE.min(bytes))?, self.engine.pinned(PIECE.min(bytes))?];
+        let mut sent: Option<(Fence, Pinned)> = None;
+        let moved = (0..bytes.div_ceil(PIECE)).try_for_each(|i| -> Result<()> {
+            let (at, n) = (i * PIECE, PIECE.min(bytes - i * PIECE));
+            let Some(mut piece) = spare.pop() else { return Ok(()) };
+            self.read(from, from_at + at, &mut piece.part_mut(0..n))?;
+            if let Some((fence, memory)) = sent.take() {
+                other.wait.until(&mut *other.queue, fence)?;
+                spare.push(memory);
+            }
+            other.queue.copy(&piece.buffer, 0, to, to_at + at, n)?;
+            sent = Some((other.queue.fence()?, piece));
+            Ok(())
+        });
+        moved.and(other.settle())
+    }
+
+    fn name(&self) -> String {
+        self.engine.device().info().name.clone()
+    }
+
+    fn check(&self, device: &Buffer, offset: usize, bytes: usize) -> Result<()> {
+        if offset.checked_add(bytes).is_some_and(|end| end <= device.len()) {
+            return Ok(());
+        }
+        let what = format!("transfer of {bytes} B at {offset} of a buffer of {} B", device.len());
+        Err(forebay_hal::Error::Invalid { device: self.name(), what }.into())
+    }
+
+    fn start(&mut self, direction: Direction, device: &Buffer, offset: usize, memory: Pinned) -> Result<InFlight> {
+        let bytes = memory.len();
+        self.check(device, offset, bytes)?;
+        if self.in_flight.len() == MAX_IN_FLIGHT
+            && let Some((oldest, _)) = self.in_flight.pop_front()
+        {
+            self.wait.until(&mut *self.queue, oldest)?;
+        }
+        match direction {
+            Direction::ToDevice => self.queue.copy(&memory.buffer, 0, device, offset, bytes)?,
+            Direction::ToHost => self.queue.copy(device, offset, &memory.buffer, 0, bytes)?,
+        }
+        let fence = self.queue.fence()?;
+        let cost = self.engine.cost(direction, bytes as u64, Host::Pinned).median;
+        let now = Instant::now();
+        let begins = self.in_flight.back().map_or(now, |(_, end)| now.max(*end));
+        self.in_flight.push_back((fence, begins + Duration::from_nanos(cost)));
+        Ok(InFlight { fence, memory })
+    }
+
+    fn forget_done(&mut self) -> Result<()> {
+        while let Some((fence, _)) = self.in_flight.front() {
+            if !self.queue.done(*fence)? {
+                break;
+            }
+            self.in_flight.pop_front();
+        }
+        Ok(())
+    }
+
+    /// Time until the device is expected to have done what was started, ns.
+    fn backlog(&mut self) -> Result<u64> {
+        self.forget_done()?;
+        let end = self.in_flight.back().map(|(_, end)| end.saturating_duration_since(Instant::now()));
+        Ok(end.map_or(0, |d| d.as_nanos().min(u128::from(u64::MAX)) as u64))
+    }
+
+    /// Waits for everything so far.
+    fn settle(&mut self) -> Result<()> {
+        let fence = self.queue.fence()?;
+        self.wait.until(&mut *self.queue, fence)?;
+        self.ring.drained();
+        self.in_flight.clear();
+        Ok(())
+    }
+
+    /// # Safety
+    /// `p` is valid for reading (to the device) or writing (to the host) `bytes` until this returns.
+    unsafe fn run(
+        &mut self,
+        direction: Direction,
+        device: &Buffer,
+        offset: usize,
+        p: *mut u8,
+        bytes: usize,
+        host: Host,
+    ) -> Result<()> {
+        self.check(device, offset, bytes)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.engine.refresh(&mut self.known);
+        let to = Target { direction, device, offset, host: p };
+        self.count = self.count.wrapping_add(1);
+        let engine = self.engine.clone();
+        let (mapping, mapping_busy) = lock_mapping(&engine);
+        let quick = if self.deadline.is_none() && !mapping_busy && self.in_flight.is_empty() {
+            self.known.table.way(direction, bytes as u64, host)
+        } else {
+            None
+        };
+        if let Some(way) = self.forced.or(quick) {
+            let sample = self.forced.is_none() && self.count.is_multiple_of(SAMPLE);
+            let begun = sample.then(Instant::now);
+            // SAFETY: by the contract.
+            let done = unsafe { self.go(&to, &[Piece { offset: 0, bytes: bytes as u64, way }]) };
+            if let (Some(begun), Ok(())) = (begun, &done) {
+                engine.observe(&self.known, way, direction, host, bytes as u64, begun.elapsed());
+            }
+            return done;
+        }
+        let backlog = self.backlog()?;
+        let request = Request { direction, bytes: bytes as u64, host, deadline: self.deadline, backlog, mapping_busy };
+        let Plan { pieces, late, .. } = plan::plan(&request, &self.known.curves);
+        self.late += u64::from(late);
+        if !pieces.iter().any(|p| p.way == Way::Direct(Method::Mapped)) {
+            drop(mapping);
+        }
+        // SAFETY: by the contract.
+        unsafe { self.go(&to, &pieces) }
+    }
+
+    /// Makes all pieces and waits for them, whatever happens to one of them: afterwards nothing uses the host's bytes.
+    ///
+    /// # Safety
+    /// As [`Stream::run`].
+    unsafe fn go(&mut self, to: &Target<'_>, pieces: &[Piece]) -> Result<()> {
+        let alone = pieces.len() == 1;
+        // SAFETY: by the contract.
+        let made = pieces.iter().try_for_each(|p| unsafe { self.piece(to, p, alone) });
+        match pieces {
+            // It has arrived.
+            [Piece { way: Way::Direct(Method::Mapped), .. }] if made.is_ok() => made,
+            _ => made.and(self.settle()),
+        }
+    }
+
+    /// # Safety
+    /// As [`Stream::run`]; and nothing touches the host's bytes until the queue has been awaited.
+    unsafe fn piece(&mut self, to: &Target<'_>, p: &Piece, alone: bool) -> Result<()> {
+        let (offset, n) = (to.offset + p.offset as usize, p.bytes as usize);
+        // SAFETY: a piece lies within the transfer.
+        let host = unsafe { to.host.add(p.offset as usize) };
+        // SAFETY (all): by the contract.
+        match (p.way, to.direction) {
+            (Way::Direct(method), direction) => {
+                let side = method == Method::Mapped && !alone;
+                let queue = if side { &mut self.side } else { &mut self.queue };
+                // SAFETY: see above.
+                unsafe { queue.transfer(method, direction, to.device, offset, host, n)? };
+                if method == Method::Mapped {
+                    return Ok(());
+                }
+                if !alone {
+                    // Begins now, not when somebody waits.
+                    self.queue.fence()?;
+                }
+                Ok(())
+            }
+            // SAFETY: see above.
+            (Way::Staged, Direction::ToDevice) => unsafe {
+                self.ring.write(&mut *self.queue, self.wait, to.device, offset, host, n)
+            },
+            // SAFETY: see above.
+            (Way::Staged, Direction::ToHost) => unsafe {
+                self.ring.read(&mut *self.queue, self.wait, to.device, offset, host, n)
+            },
+        }
+    }
+
+    /// # Safety
+    /// As [`Stream::run`].
+    unsafe fn run_batch(
+        &mut self,
+        direction: Direction,
+        device: &Buffer,
+        p: *mut u8,
+        len: usize,
+        host: Host,
+        ranges: &[Range],
+    ) -> Result<()> {
+        for r in ranges {
+            self.check(device, usize::try_from(r.device).unwrap_or(usize::MAX), r.bytes as usize)?;
+            if r.host.checked_add(r.bytes).is_none_or(|end| end > len as u64) {
+                let what = format!("transfer of {} B at {} of {len} B of the host's", r.bytes, r.host);
+                return Err(forebay_hal::Error::Invalid { device: self.name(), what }.into());
+            }
+        }
+        let merged = plan::merge(ranges.iter().copied());
+        self.engine.refresh(&mut self.known);
+        let engine = self.engine.clone();
+        let (_mapping, mapping_busy) = lock_mapping(&engine);
+        let backlog = self.backlog()?;
+        let request = Request { direction, bytes: 0, host, deadline: self.deadline, backlog, mapping_busy };
+        let (way, cost) = plan::batch(&request, &merged, &self.known.curves);
+        self.late += u64::from(self.deadline.is_some_and(|d| cost.tail.saturating_add(backlog) > d));
+        let way = self.forced.unwrap_or(way);
+        let made = merged.iter().try_for_each(|r| {
+            let to = Target {
+                direction,
+                device,
+                offset: r.device as usize,
+                // SAFETY: within the host's bytes (checked).
+                host: unsafe { p.add(r.host as usize) },
+            };
+            // SAFETY: by the contract; awaited below.
+            unsafe { self.piece(&to, &Piece { offset: 0, bytes: r.bytes, way }, true) }
+        });
+        made.and(self.settle())
+    }
+
+    /// What engine and mapping take together over what the slower of them takes alone, in thousandths; for calibration.
+    /// A thousand says that they do not hinder each other, two thousand that one waits for the other.
+    pub(super) fn together(
+        &mut self,
+        direction: Direction,
+        device: &Buffer,
+        memory: &mut Pinned,
+        bytes: usize,
+        curves: &Curves,
+    ) -> Result<u64> {
+        let request = Request::new(direction, bytes as u64, Host::Pinned);
+        let Some((at, ..)) = plan::cut(&request, curves) else { return Ok(u64::MAX) };
+        let to = Target { direction, device, offset: 0, host: memory.as_mut_ptr() };
+        let first = Piece { offset: 0, bytes: at, way: Way::Direct(Method::Engine) };
+        let second = Piece { offset: at, bytes: bytes as u64 - at, way: Way::Direct(Method::Mapped) };
+        let mut time = |pieces: &[Piece]| -> Result<u128> {
+            let begun = Instant::now();
+            // SAFETY: `memory` has the bytes and is borrowed; `go` waits.
+            unsafe { self.go(&to, pieces)? };
+            Ok(begun.elapsed().as_nanos())
+        };
+        let (a, b, both) = (time(&[first])?, time(&[second])?, time(&[first, second])?);
+        Ok((both * 1000 / a.max(b).max(1)) as u64)
+    }
+}
+
+/// Both ends of a transfer.
+struct Target<'a> {
+    direction: Direction,
+    device: &'a Buffer,
+    offset: usize,
+    host: *mut u8,
+}
+
+/// Rule 3 of planning: the right to use the mapping, if this device has one that is better not shared, and whether
+/// somebody else has it.
+fn lock_mapping(engine: &Engine) -> (Option<MutexGuard<'_, ()>>, bool) {
+    match engine.mapping().map(|m| m.try_lock()) {
+        None => (None, false),
+        Some(Ok(guard)) => (Some(guard), false),
+        Some(Err(TryLockError::Poisoned(p))) => (Some(p.into_inner()), false),
+        Some(Err(TryLockError::WouldBlock)) => (None, true),
+    }
+}

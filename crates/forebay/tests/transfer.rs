@@ -1,0 +1,421 @@
+//! The transfer engine on every device here: every byte in its place by every way, and an error for everything else.
+
+#[path = "../../forebay-hal/tests/stand_in/mod.rs"]
+mod stand_in;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay::hal::cache::Cache;
+use forebay::hal::sim::{Model, SimDevice};
+use forebay::hal::{Buffer, Device, Error as DeviceError, discover};
+use forebay::transfer::curve::{Cost, Curve, Measured};
+use forebay::transfer::{Budget, Curves, Direction, Engine, Host, Method, Range, Scheduling, Stream, Way};
+use forebay::{Error, Kind};
+use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
+
+/// Larger than the staging ring, and no multiple of anything.
+const SIZE: usize = (3 << 20) + 12_345;
+
+fn devices() -> Vec<Arc<dyn Device>> {
+    let (devices, missing) = discover(&Kind::ALL);
+    missing.iter().for_each(|(kind, why)| eprintln!("skipped: no {kind} device here: {why}"));
+    devices
+}
+
+fn unmeasured(d: &Arc<dyn Device>) -> Arc<Engine> {
+    Engine::with_curves(d.clone(), Curves::default())
+}
+
+fn ways(d: &dyn Device) -> impl Iterator<Item = Way> + '_ {
+    Way::ALL.into_iter().filter(|w| match w {
+        Way::Direct(m) => d.methods().contains(m),
+        Way::Staged => true,
+    })
+}
+
+fn pattern(seed: u32, bytes: usize) -> Vec<u8> {
+    let mut x = seed | 1;
+    let next = |_| {
+        x ^= x << 13;
+        x ^= x >> 17;
+        x ^= x << 5;
+        x as u8
+    };
+    (0..bytes).map(next).collect()
+}
+
+/// Sizes and offsets of every kind: single bytes, cache lines and their neighbours, pages, more than the ring.
+fn range() -> impl Strategy<Value = (usize, usize, usize)> {
+    let bytes = prop_oneof![0usize..300, 4000usize..4200, 0usize..200_000, 1_000_000usize..3_000_000];
+    (bytes, 0usize..200, 0usize..9000)
+}
+
+/// Sends random ranges by every way into memory that is followed by hand, and brings others back.
+fn every_way_keeps_every_byte(d: &Arc<dyn Device>, cases: u32) {
+    let engine = unmeasured(d);
+    let mut stream = engine.stream().unwrap();
+    let memory = d.alloc(SIZE).unwrap();
+    let mut model = pattern(1, SIZE);
+    stream.write(&memory, 0, &model).unwrap();
+    let mut pinned = engine.pinned(SIZE).unwrap();
+    let ways: Vec<_> = ways(&**d).map(Some).chain([None]).collect();
+    let strategy = (range(), range(), 0..ways.len(), any::<(bool, u32)>());
+    let mut runner = TestRunner::new(ProptestConfig { cases, failure_persistence: None, ..Default::default() });
+    let model = std::cell::RefCell::new(&mut model);
+    let all = std::cell::RefCell::new((&mut stream, &mut pinned));
+    let run = runner.run(&strategy, |((bytes, at, shift), (n, from, skip), way, (is_pinned, seed))| {
+        let (stream, pinned) = &mut *all.borrow_mut();
+        let model = &mut *model.borrow_mut();
+        let way = ways[way];
+        let is_pinned = is_pinned || way == Some(Way::Direct(Method::Kernel));
+        let is_pinned = is_pinned && way != Some(Way::Staged);
+        stream.force(way).unwrap();
+        let data = pattern(seed, bytes + shift % 64);
+        let sent = &data[shift % 64..];
+        if is_pinned {
+            let p = shift + 3;
+            pinned[p..p + bytes].copy_from_slice(sent);
+            stream.write(&memory, at, &pinned.part(p..p + bytes)).unwrap();
+        } else {
+            stream.write(&memory, at, sent).unwrap();
+        }
+        model[at..at + bytes].copy_from_slice(sent);
+        let mut back = vec![0xA5u8; n + 128];
+        if is_pinned {
+            pinned.fill(0xA5);
+            stream.read(&memory, from, &mut pinned.part_mut(skip..skip + n)).unwrap();
+            prop_assert!(
+                pinned[..skip].iter().chain(&pinned[skip + n..]).all(|b| *b == 0xA5),
+                "{way:?}: more was read"
+            );
+            back[64..64 + n].copy_from_slice(&pinned[skip..skip + n]);
+        } else {
+            stream.read(&memory, from, &mut back[64..64 + n]).unwrap();
+        }
+        prop_assert!(back[64..64 + n] == model[from..from + n], "{way:?}: {n} B at {from} came back changed");
+        prop_assert!(back[..64].iter().chain(&back[64 + n..]).all(|b| *b == 0xA5), "{way:?}: more was read");
+        Ok(())
+    });
+    run.unwrap_or_else(|e| panic!("{}: {e}", d.info().name));
+    let (model, (stream, _)) = (model.into_inner(), all.into_inner());
+    let mut whole = vec![0; SIZE];
+    stream.force(None).unwrap();
+    stream.read(&memory, 0, &mut whole).unwrap();
+    assert!(whole == *model, "{}: something was written beside a range", d.info().name);
+}
+
+fn on_a_device(kind: Kind) {
+    for d in devices().iter().filter(|d| d.info().kind == kind) {
+        every_way_keeps_every_byte(d, if kind == Kind::Cuda { 40 } else { 150 });
+        batches_and_transfers_under_way(d);
+        refusals(d);
+        split_halves_meet(d);
+    }
+}
+
+#[test]
+fn cpu() {
+    on_a_device(Kind::Cpu);
+}
+
+#[test]
+fn opencl() {
+    on_a_device(Kind::OpenCl);
+}
+
+#[test]
+fn sim() {
+    on_a_device(Kind::Sim);
+}
+
+#[test]
+fn cuda() {
+    on_a_device(Kind::Cuda);
+}
+
+#[test]
+fn cuda_with_the_stand_in() {
+    stand_in::again("cuda");
+}
+
+fn batches_and_transfers_under_way(d: &Arc<dyn Device>) {
+    let engine = unmeasured(d);
+    let mut stream = engine.stream().unwrap();
+    let memory = d.alloc(1 << 16).unwrap();
+    stream.write(&memory, 0, &vec![0u8; 1 << 16]).unwrap();
+    let data = pattern(7, 1 << 12);
+    // The second overlaps the first on the device; the third and fourth are neighbours; the last is empty, at the end.
+    let ranges = [(0, 100, 50), (200, 120, 50), (300, 5000, 7), (307, 5007, 9), (0, 0, 1), (9, 1 << 16, 0)];
+    let ranges = ranges.map(|(host, device, bytes)| Range { host, device, bytes });
+    let mut model = vec![0u8; 1 << 16];
+    for r in ranges {
+        let (h, n) = (r.host as usize, r.bytes as usize);
+        model[r.device as usize..][..n].copy_from_slice(&data[h..h + n]);
+    }
+    for way in ways(&**d).filter(|w| w.serves(Host::Pageable)) {
+        stream.force(Some(way)).unwrap();
+        stream.write(&memory, 0, &vec![0u8; 1 << 16]).unwrap();
+        stream.write_batch(&memory, &data, &ranges).unwrap();
+        let mut back = vec![0u8; 1 << 16];
+        let whole =
+            [Range { host: 0, device: 0, bytes: 100 }, Range { host: 100, device: 100, bytes: (1 << 16) - 100 }];
+        stream.read_batch(&memory, &mut back, &whole).unwrap();
+        assert!(back == model, "{}: a batch by {way:?}", d.info().name);
+    }
+    stream.force(None).unwrap();
+    // More than may be in flight at a time; all behind one another.
+    let mut under_way = Vec::new();
+    for i in 0..200u32 {
+        let mut p = engine.pinned(64).unwrap();
+        p.fill(i as u8);
+        under_way.push(stream.start_write(&memory, i as usize * 8, p).unwrap());
+    }
+    let back = engine.pinned(200 * 8 + 56).unwrap();
+    let back = stream.start_read(&memory, 0, back).unwrap();
+    let back = stream.finish(back).unwrap();
+    assert!((0..200 * 8).all(|i| back[i] == (i / 8) as u8), "{}: not in order", d.info().name);
+    for (i, t) in under_way.into_iter().enumerate() {
+        assert_eq!(stream.finish(t).unwrap()[0], i as u8);
+    }
+    let other = d.alloc(1000).unwrap();
+    stream.copy(&memory, 96, &other, 8, 800).unwrap();
+    let mut there = vec![0; 800];
+    stream.read(&other, 8, &mut there).unwrap();
+    assert_eq!(there, back[96..896]);
+}
+
+fn invalid(r: Result<(), Error>) -> String {
+    match r {
+        Err(Error::Device(DeviceError::Invalid { what, .. })) => what,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn refusals(d: &Arc<dyn Device>) {
+    let mut stream = unmeasured(d).stream().unwrap();
+    let memory = d.alloc(100).unwrap();
+    let mut bytes = vec![7u8; 60];
+    stream.write(&memory, 40, &bytes).unwrap();
+    stream.write(&memory, 100, &[][..]).unwrap();
+    let what = invalid(stream.write(&memory, 41, &bytes));
+    assert!(what.contains("60 B at 41") && what.contains("100 B"), "{what}");
+    invalid(stream.read(&memory, usize::MAX, &mut bytes));
+    invalid(stream.read(&memory, 101, &mut [][..]));
+    invalid(stream.copy(&memory, 0, &memory, 10, 11));
+    stream.copy(&memory, 40, &memory, 0, 40).unwrap();
+    invalid(stream.copy(&memory, 0, &memory, 99, 2));
+    for r in [(0, 50, 51), (50, 0, 11), (u64::MAX, 0, 2), (0, u64::MAX, 2), (0, 0, u64::MAX)] {
+        let r = Range { host: r.0, device: r.1, bytes: r.2 };
+        invalid(stream.write_batch(&memory, &bytes, &[Range { host: 0, device: 0, bytes: 1 }, r]));
+    }
+    // Memory of somebody else's; devices whose memory is the host's take any.
+    let foreign = SimDevice::new(Model::default()).alloc(100).unwrap();
+    invalid(stream.write(&foreign, 0, &bytes));
+    let missing = Method::ALL.into_iter().find(|m| !d.methods().contains(m));
+    if let Some(m) = missing {
+        let refused = stream.force(Some(Way::Direct(m)));
+        assert!(matches!(refused, Err(Error::Device(DeviceError::Unsupported { .. }))), "{refused:?}");
+    }
+    // After all that it still works.
+    let mut back = [0u8; 100];
+    stream.read(&memory, 0, &mut back[..]).unwrap();
+    assert_eq!(back, [7; 100]);
+}
+
+/// Curves by which each way takes `start` ns and `kib` ns a KiB.
+fn lines(all: &[(Way, u64, u64)], together: Option<u64>) -> Curves {
+    let point = |start, kib| move |i| start + kib * Curve::size(i) / 1024;
+    let curve = |start, kib| {
+        let at = point(start, kib);
+        Curve::new((0..24).map(|i| Cost { median: at(i), tail: at(i) }).collect())
+    };
+    let one = |way, direction, host, start, kib| Measured { way, direction, host, curve: curve(start, kib) };
+    let each = |&(way, start, kib): &(Way, u64, u64)| {
+        Direction::ALL.map(|d| Host::ALL.map(|h| one(way, d, h, start, kib))).into_iter().flatten()
+    };
+    Curves { all: all.iter().flat_map(each).collect(), together: [together; 2], further: [100; 2] }
+}
+
+fn split_halves_meet(d: &Arc<dyn Device>) {
+    if !d.methods().contains(&Method::Mapped) {
+        return;
+    }
+    // Both are said to be as fast as each other, and not to hinder one another.
+    let (engine, mapped) = (Way::Direct(Method::Engine), Way::Direct(Method::Mapped));
+    let curves = lines(&[(engine, 1000, 100), (mapped, 1000, 100)], Some(1000));
+    let mut stream = Engine::with_curves(d.clone(), curves).stream().unwrap();
+    let memory = d.alloc(SIZE).unwrap();
+    for seed in 1..4 {
+        let data = pattern(seed, SIZE - seed as usize);
+        stream.write(&memory, 1, &data[1..]).unwrap();
+        let mut back = vec![0u8; data.len()];
+        stream.read(&memory, 1, &mut back[1..]).unwrap();
+        assert!(back[1..] == data[1..], "{}", d.info().name);
+    }
+}
+
+#[test]
+fn memory_gets_from_any_device_to_any_other() {
+    let all = devices();
+    let data = pattern(3, 1_000_003);
+    for (a, b) in all.iter().flat_map(|a| all.iter().map(move |b| (a, b))) {
+        let (mut from, mut to) = (unmeasured(a).stream().unwrap(), unmeasured(b).stream().unwrap());
+        let (x, y) = (a.alloc(data.len()).unwrap(), b.alloc(data.len() + 5).unwrap());
+        from.write(&x, 0, &data).unwrap();
+        from.relay(&x, 1, &mut to, &y, 3, data.len() - 1).unwrap();
+        let mut back = vec![0; data.len() - 1];
+        to.read(&y, 3, &mut back).unwrap();
+        assert!(back == data[1..], "{} to {}", a.info().name, b.info().name);
+        invalid(from.relay(&x, 1, &mut to, &y, 6, data.len()));
+        from.relay(&x, 1, &mut to, &y, 6, 0).unwrap();
+    }
+}
+
+#[test]
+fn a_device_that_vanishes_is_an_error_and_nothing_hangs() {
+    let sim = SimDevice::new(Model::default());
+    let device: Arc<dyn Device> = Arc::new(sim.clone());
+    let engine = unmeasured(&device);
+    let mut stream = engine.stream().unwrap();
+    let memory = device.alloc(SIZE).unwrap();
+    let under_way = stream.start_write(&memory, 0, engine.pinned(4096).unwrap()).unwrap();
+    sim.unplug();
+    let lost = |r: Result<(), Error>| assert!(matches!(r, Err(Error::Device(DeviceError::Lost { .. }))), "{r:?}");
+    lost(stream.finish(under_way).map(drop));
+    for way in [Way::Direct(Method::Engine), Way::Staged] {
+        stream.force(Some(way)).unwrap();
+        lost(stream.write(&memory, 0, &vec![1; SIZE]));
+        lost(stream.read(&memory, 0, &mut vec![1; SIZE]));
+    }
+    lost(engine.stream().map(drop));
+    lost(engine.calibrate(Duration::from_millis(10)));
+}
+
+#[test]
+fn curves_are_measured_once_stored_and_redone_when_damaged() {
+    let dir = std::env::temp_dir().join(format!("forebay-transfer-{}", std::process::id()));
+    let cache = Cache::at(&dir);
+    for d in devices().into_iter().filter(|d| d.info().kind != Kind::Sim) {
+        let engine = Engine::with_curves(d.clone(), Curves::default());
+        let begun = std::time::Instant::now();
+        engine.calibrate(Duration::from_millis(200)).unwrap();
+        // A size that was begun is finished; here, with other tests beside it, that may take a while.
+        assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+        let found = engine.curves();
+        for (way, h) in ways(&*d).flat_map(|w| Host::ALL.map(|h| (w, h))).filter(|(w, h)| w.serves(*h)) {
+            for direction in Direction::ALL {
+                let c = found.get(way, direction, h).unwrap();
+                assert!(c.points().count() >= 8, "{way:?} {direction:?} {h:?}: {:?}", c.points().count());
+                assert!(c.cost(1 << 20).median >= c.cost(8).median);
+            }
+        }
+        let first = Engine::open_in(d.clone(), cache.clone()).unwrap().curves();
+        // Measuring twice gives two results; the same one twice was stored.
+        assert_eq!(Engine::open_in(d.clone(), cache.clone()).unwrap().curves(), first);
+        for entry in std::fs::read_dir(&dir).unwrap() {
+            let path = entry.unwrap().path();
+            let mut bytes = std::fs::read(&path).unwrap();
+            *bytes.last_mut().unwrap() ^= 1;
+            std::fs::write(&path, bytes).unwrap();
+        }
+        assert_ne!(Engine::open_in(d.clone(), cache.clone()).unwrap().curves(), first);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}
+
+fn many(stream: &mut Stream, memory: &Buffer, n: usize) {
+    let data = vec![1u8; 1 << 20];
+    (0..n).for_each(|_| stream.write(memory, 0, &data).unwrap());
+}
+
+#[test]
+fn curves_that_are_wrong_are_noticed_and_corrected() {
+    let d = devices().remove(0);
+    let (slow, engine, mapped) = (60_000_000_000, Way::Direct(Method::Engine), Way::Direct(Method::Mapped));
+    // A mebibyte is said to take ten minutes by the engine, and more by the other.
+    let wrong = lines(&[(engine, slow, slow / 100), (mapped, 2 * slow, slow / 100)], None);
+    let engine = Engine::with_curves(d.clone(), wrong);
+    let memory = d.alloc(1 << 20).unwrap();
+    let before = engine.cost(Direction::ToDevice, 1 << 20, Host::Pageable).median;
+    let mut stream = engine.stream().unwrap();
+    // Ten that are timed; one in sixteen is.
+    many(&mut stream, &memory, 159);
+    assert_eq!(engine.departures(), 0, "it takes ten");
+    many(&mut stream, &memory, 17);
+    assert!(engine.departures() >= 1);
+    let after = engine.cost(Direction::ToDevice, 1 << 20, Host::Pageable).median;
+    assert!(after < before / 1000, "{before} ns became {after} ns");
+    // The other direction is another curve.
+    assert_eq!(engine.cost(Direction::ToHost, 1 << 20, Host::Pageable).median, before);
+}
+
+fn scheduling_now() -> Scheduling {
+    // SAFETY: plain calls about the calling thread; the parameter is valid.
+    unsafe {
+        let mut param: libc::sched_param = std::mem::zeroed();
+        libc::sched_getparam(0, &mut param);
+        match libc::sched_getscheduler(0) & !libc::SCHED_RESET_ON_FORK {
+            libc::SCHED_FIFO => Scheduling::Fifo(param.sched_priority),
+            _ => Scheduling::Nice(libc::getpriority(libc::PRIO_PROCESS, 0)),
+        }
+    }
+}
+
+#[test]
+fn a_real_time_stream_says_what_it_got_keeps_its_budget_and_gives_everything_back() {
+    let d = devices().remove(0);
+    let engine = unmeasured(&d);
+    let before = scheduling_now();
+    let memory = d.alloc(8 << 20).unwrap();
+    let budget =
+        Budget { run: Duration::from_millis(2), period: Duration::from_millis(400), spin: Duration::from_millis(1) };
+    let mut stream = engine.real_time(budget).unwrap();
+    let got = stream.protection();
+    eprintln!("scheduled as {}, ring locked: {}", got.scheduling, got.locked);
+    assert_eq!(got.scheduling, scheduling_now());
+    assert!(matches!(got.scheduling, Scheduling::Fifo(_)) || got.scheduling == before || got.locked);
+    let mut pinned = stream.pinned(1 << 20).unwrap();
+    pinned.fill(9);
+    stream.write(&memory, 0, &pinned).unwrap();
+    assert_eq!((scheduling_now(), stream.overruns()), (got.scheduling, 0));
+    // More than two milliseconds' worth: it goes on, as everybody else does.
+    let large = vec![3u8; 8 << 20];
+    for _ in 0..20 {
+        stream.write(&memory, 0, &large).unwrap();
+    }
+    assert_eq!((scheduling_now(), stream.overruns()), (before, 1));
+    let mut back = vec![0; 8 << 20];
+    stream.read(&memory, 0, &mut back).unwrap();
+    assert!(back == large);
+    // A new period, a new budget.
+    std::thread::sleep(Duration::from_millis(450));
+    stream.write(&memory, 0, &pinned).unwrap();
+    assert_eq!((scheduling_now(), stream.overruns()), (got.scheduling, 1));
+    drop(stream);
+    assert_eq!(scheduling_now(), before);
+}
+
+#[test]
+fn streams_of_several_threads_share_an_engine() {
+    for d in devices() {
+        let engine = unmeasured(&d);
+        let memory = d.alloc(8 * 4096).unwrap();
+        std::thread::scope(|s| {
+            for t in 0..8usize {
+                let (engine, memory) = (&engine, &memory);
+                s.spawn(move || {
+                    let mut stream = engine.stream().unwrap();
+                    for round in 0..20u32 {
+                        let data = pattern(t as u32 * 1000 + round, 4096);
+                        stream.write(memory, t * 4096, &data).unwrap();
+                        let mut back = vec![0; 4096];
+                        stream.read(memory, t * 4096, &mut back).unwrap();
+                        assert!(back == data);
+                    }
+                });
+            }
+        });
+    }
+}
