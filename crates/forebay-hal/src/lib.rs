@@ -109,6 +109,15 @@ pub trait Device: Send + Sync {
     /// [`Error::OutOfMemory`] with requested, used and limit; [`Error::Lost`] when the device is gone.
     fn alloc(&self, bytes: usize) -> Result<Buffer>;
 
+    /// Allocates device memory that the processor itself can load from and store to, where there is such memory
+    /// ([`Memory::is_mapped`]); ordinary memory otherwise.
+    ///
+    /// # Errors
+    /// As [`Device::alloc`].
+    fn alloc_mapped(&self, bytes: usize) -> Result<Buffer> {
+        self.alloc(bytes)
+    }
+
     /// Allocates host memory from which this device copies fastest (page-locked where that exists).
     fn alloc_host(&self, bytes: usize) -> Result<Buffer> {
         cpu::HostMemory::buffer(bytes)
@@ -124,6 +133,11 @@ pub trait Device: Send + Sync {
     /// The methods by which its queues move bytes to and from the host; [`Method::Engine`] first.
     fn methods(&self) -> &[Method] {
         &[Method::Engine]
+    }
+
+    /// What it could not do that others of its kind can, and why, as far as that has been tried.
+    fn without(&self) -> Vec<String> {
+        Vec::new()
     }
 
     /// A new in-order queue.

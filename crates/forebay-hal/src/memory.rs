@@ -17,6 +17,11 @@ pub trait Memory: Send + Sync + Any {
         self.len() == 0
     }
 
+    /// Whether [`crate::Method::Mapped`] serves it.
+    fn is_mapped(&self) -> bool {
+        true
+    }
+
     /// Address at which the host may read and write the bytes, if it may. Reading while a command that writes is in
     /// flight, or writing while any command uses the buffer, is a data race: the caller waits for fences first.
     fn host_ptr(&self) -> Option<NonNull<u8>>;

@@ -2,7 +2,11 @@
 
 mod stand_in;
 
-use forebay_hal::{Device, Kind, conformance, discover};
+use std::sync::Arc;
+
+use forebay_hal::{Device, Error, Kind, Method, conformance, cuda, discover};
+use forebay_rm::error::NOT_SUPPORTED;
+use forebay_rm::fake::FakeRm;
 
 fn check(device: &dyn Device) {
     let failed: Vec<_> = conformance::run(device).into_iter().filter(|o| o.failure.is_some()).collect();
@@ -34,7 +38,83 @@ fn opencl() {
 
 #[test]
 fn cuda() {
+    if !stand_in::is_here() {
+        return check_kind(Kind::Cuda);
+    }
+    let rm = FakeRm::default();
+    cuda::use_rm(Arc::new(rm.clone()));
     check_kind(Kind::Cuda);
+    assert_eq!((rm.mappings(), rm.memories(), rm.wrong_order()), (0, 0, 0), "mappings, imported memory, wrong order");
+}
+
+/// The methods of the CUDA device, and why it lacks any.
+fn methods(rm: &FakeRm) -> (Vec<Method>, Vec<String>) {
+    cuda::use_rm(Arc::new(rm.clone()));
+    let (devices, _) = discover(&[Kind::Cuda]);
+    (devices[0].methods().to_vec(), devices[0].without())
+}
+
+#[test]
+fn device_memory_is_mapped_and_given_back() {
+    if !stand_in::is_here() {
+        return stand_in::again("device_memory_is_mapped_and_given_back");
+    }
+    let rm = FakeRm::default();
+    assert_eq!(methods(&rm).0, Method::ALL);
+    let (devices, _) = discover(&[Kind::Cuda]);
+    let d = &devices[0];
+    let small: Vec<_> = (0..100).map(|i| d.alloc_mapped(1 + 999 * i).unwrap()).collect();
+    let large = d.alloc_mapped(5 << 20).unwrap();
+    assert!(small.iter().chain([&large]).all(|b| b.is_mapped()));
+    // Small ones share a slab; what does not fit into one has its own.
+    assert_eq!(rm.mappings(), 3, "two slabs of small buffers, and a large one");
+    assert_eq!(d.allocated(), large.len() as u64 + small.iter().map(|b| b.len() as u64).sum::<u64>());
+    let ordinary = d.alloc(64).unwrap();
+    let mut word = [1u8; 8];
+    // SAFETY: the range is of eight bytes, and refused.
+    let refused = unsafe {
+        let mut q = d.queue().unwrap();
+        q.transfer(Method::Mapped, forebay_hal::Direction::ToDevice, &ordinary, 0, word.as_mut_ptr(), 8)
+    };
+    assert!(!ordinary.is_mapped() && matches!(refused, Err(Error::Unsupported { .. })), "{refused:?}");
+    // No memory left for a slab is no reason to refuse others later.
+    let too_large = d.alloc_mapped(3 << 30);
+    assert!(matches!(too_large, Err(Error::OutOfMemory { .. })), "{:?}", too_large.map(|b| b.len()));
+    assert!(d.alloc_mapped(5 << 20).unwrap().is_mapped() && d.without().is_empty());
+    drop((small, large, ordinary));
+    assert_eq!((d.allocated(), rm.mappings(), rm.memories(), rm.wrong_order()), (0, 0, 0, 0));
+    drop(devices);
+    assert_eq!(rm.clients(), 0);
+}
+
+#[test]
+fn without_a_mapping_memory_is_ordinary_and_the_device_says_why() {
+    if !stand_in::is_here() {
+        return stand_in::again("without_a_mapping_memory_is_ordinary_and_the_device_says_why");
+    }
+    let rm = FakeRm::default();
+    rm.refuse_mapping(Some(NOT_SUPPORTED));
+    let (methods, why) = methods(&rm);
+    assert_eq!(methods, [Method::Engine, Method::Kernel]);
+    assert!(why[0].contains("map memory") && why[0].contains("NOT_SUPPORTED"), "{why:?}");
+    let (devices, _) = discover(&[Kind::Cuda]);
+    check(&*devices[0]);
+    assert!(!devices[0].alloc_mapped(100).unwrap().is_mapped());
+    assert_eq!((rm.mappings(), rm.memories(), rm.wrong_order()), (0, 0, 0));
+}
+
+#[test]
+fn a_newer_driver_maps_through_a_dma_buf() {
+    if !stand_in::is_here() {
+        return stand_in::again("a_newer_driver_maps_through_a_dma_buf");
+    }
+    // SAFETY: nothing else runs in this process.
+    unsafe { std::env::set_var("STAND_IN_DMA_BUF", "1") };
+    let (methods, _) = methods(&FakeRm::new("610.12"));
+    assert_eq!(methods, Method::ALL);
+    let (devices, _) = discover(&[Kind::Cuda]);
+    check(&*devices[0]);
+    assert!(devices[0].without().is_empty());
 }
 
 /// The CUDA backend against a stand-in for the driver that runs kernels on the host: what can be tested without a GPU.

@@ -1,6 +1,7 @@
 //! A client of our own: through it other processes' channels are suspended and resumed.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::error::{Error, Result};
 use crate::rm::{ControlFile, Rm, alloc, control};
@@ -16,8 +17,11 @@ pub struct Client {
     rm: Arc<dyn Rm>,
     file: Box<dyn ControlFile>,
     handle: RawHandle,
+    device: RawHandle,
     subdevice: RawHandle,
     card: Card,
+    /// Objects named so far, beyond those above.
+    named: AtomicU32,
 }
 
 impl Client {
@@ -41,12 +45,13 @@ impl Client {
         let mut nothing = [0u8; 0];
         let handle = alloc(&*file, "allocate client", [0; 3], CLASS_CLIENT, &mut nothing)?;
         // From here on dropping the client frees what it has.
-        let mut client = Client { rm, file, handle, subdevice: 0, card };
+        let mut client = Client { rm, file, handle, device: 0, subdevice: 0, card, named: AtomicU32::new(0) };
         let mut id = IdInfo { gpu: client.card.gpu, ..IdInfo::default() };
         control(&*client.file, "get id info", handle, handle, CMD_ID_INFO, &mut id)?;
         let mut params = DeviceAlloc { device: id.device, client_share: handle, ..DeviceAlloc::default() };
         let wanted = [handle, handle, FIRST_OBJECT + 1];
         let device = alloc(&*client.file, "allocate device", wanted, CLASS_DEVICE, &mut params)?;
+        client.device = device;
         let wanted = [handle, device, FIRST_OBJECT + 2];
         let mut params = SubdeviceAlloc::default();
         client.subdevice = alloc(&*client.file, "allocate subdevice", wanted, CLASS_SUBDEVICE, &mut params)?;
@@ -72,6 +77,21 @@ impl Client {
     /// RM's name of this client: others that exist have lower numbers or slightly higher ones.
     pub fn handle(&self) -> RawHandle {
         self.handle
+    }
+
+    /// The file on which it was made.
+    pub(crate) fn file(&self) -> &dyn ControlFile {
+        &*self.file
+    }
+
+    /// Its device object.
+    pub(crate) fn device(&self) -> RawHandle {
+        self.device
+    }
+
+    /// A handle that no other object of this client has (the driver refuses one that does, after 16 million).
+    pub(crate) fn next_object(&self) -> RawHandle {
+        FIRST_OBJECT + 0x10 + self.named.fetch_add(1, Ordering::Relaxed) % 0x00FF_FF00
     }
 
     /// Takes channels off the GPU (`on` false) or lets them back on; in calls of 64, all of them even if one fails.

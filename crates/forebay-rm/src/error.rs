@@ -38,6 +38,12 @@ pub enum Error {
         /// RM's status.
         status: u32,
     },
+    /// The processor's accesses to device memory are emulated.
+    #[error("loads from the device's memory take {ns} ns: something emulates them, and mapping it would be of no use")]
+    Trapped {
+        /// The fastest load, ns.
+        ns: u64,
+    },
     /// A process that is gone, or not ours to look into.
     #[error("process {pid}: {why}")]
     Process {

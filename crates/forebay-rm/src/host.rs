@@ -2,15 +2,18 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use bytemuck::Zeroable;
 use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use crate::error::{Error, Result};
-use crate::rm::{ControlFile, Rm};
-use crate::sys::{Alloc, Card, Control, ESC_ALLOC, ESC_CARD_INFO, ESC_CONTROL, ESC_FREE, Free, MAGIC, MAX_CARDS};
+use crate::rm::{ControlFile, Rm, Window};
+use crate::sys::{
+    Alloc, Card, Control, ESC_ALLOC, ESC_CARD_INFO, ESC_CONTROL, ESC_FREE, ESC_MAP_MEMORY, ESC_REGISTER_FD,
+    ESC_UNMAP_MEMORY, Free, MAGIC, MAX_CARDS, MapMemory, UnmapMemory,
+};
 
 const CONTROL_PATH: &str = "/dev/nvidiactl";
 /// Most control files of a process that are looked at.
@@ -41,6 +44,11 @@ impl Rm for Host {
     fn open(&self, gpu: u32) -> Result<Box<dyn ControlFile>> {
         let gpu = open(&format!("/dev/nvidia{gpu}"))?;
         Ok(Box::new(HostFile { control: open(CONTROL_PATH)?.into(), _gpu: Some(gpu) }))
+    }
+
+    fn cards(&self) -> Result<Vec<Card>> {
+        let file = HostFile { control: open(CONTROL_PATH)?.into(), _gpu: None };
+        file.cards().map_err(|why| Error::NoDriver { path: CONTROL_PATH.into(), why })
     }
 
     fn processes(&self) -> Result<Vec<u32>> {
@@ -117,6 +125,43 @@ impl ControlFile for HostFile {
         call(|| {
             // SAFETY: the opcode's size is that of `Free`.
             unsafe { ioctl(self.control.as_fd(), Updater::<{ escape::<Free>(ESC_FREE) }, Free>::new(c)) }
+        })
+    }
+
+    fn map(&self, gpu: u32, c: &mut MapMemory) -> io::Result<Option<Window>> {
+        // The kernel keeps one mapping in the making for each open file.
+        let file = File::options().read(true).write(true).open(format!("/dev/nvidia{gpu}"))?;
+        let mut control = self.control.as_raw_fd();
+        call(|| {
+            // SAFETY: the opcode's size is that of a descriptor.
+            unsafe { ioctl(file.as_fd(), Updater::<{ escape::<i32>(ESC_REGISTER_FD) }, i32>::new(&mut control)) }
+        })?;
+        c.fd = file.as_raw_fd();
+        call(|| {
+            // SAFETY: the opcode's size is that of `MapMemory`.
+            unsafe {
+                ioctl(self.control.as_fd(), Updater::<{ escape::<MapMemory>(ESC_MAP_MEMORY) }, MapMemory>::new(c))
+            }
+        })?;
+        if c.status != crate::error::OK {
+            return Ok(None);
+        }
+        match Window::map(file.as_fd(), 0, c.length as usize, None) {
+            Ok(window) => Ok(Some(window)),
+            Err(why) => {
+                let (client, device, memory, linear) = (c.client, c.device, c.memory, c.linear);
+                let mut undo = UnmapMemory { client, device, memory, linear, ..UnmapMemory::default() };
+                let _ = self.unmap(&mut undo);
+                Err(why)
+            }
+        }
+    }
+
+    fn unmap(&self, c: &mut UnmapMemory) -> io::Result<()> {
+        type Call = UnmapMemory;
+        call(|| {
+            // SAFETY: the opcode's size is that of `UnmapMemory`.
+            unsafe { ioctl(self.control.as_fd(), Updater::<{ escape::<Call>(ESC_UNMAP_MEMORY) }, Call>::new(c)) }
         })
     }
 

@@ -5,6 +5,7 @@
 //! - [`error`]: a status or a failed call as a typed error that names the call.
 //! - [`Client`] and [`Target`]: a client of our own, and another process whose channels can be found, given time slices,
 //!   suspended and resumed. What was changed is undone when the value that changed it is dropped.
+//! - [`Aperture`]: device memory that CUDA allocated, mapped into this process.
 //! - [`Rm`]: what lies beneath, the calls into the kernel: [`Host`] makes them, [`fake::FakeRm`] answers them from memory
 //!   with the driver's own checks and a model of the hardware's round-robin.
 //!
@@ -23,6 +24,7 @@
 //! 5. Discovery only reads. Handles are looked for in bounded ranges, downwards from our own client's, because a question
 //!    about a client that does not exist leaves a line in the kernel's log.
 
+mod aperture;
 mod client;
 pub mod error;
 pub mod fake;
@@ -31,8 +33,9 @@ mod rm;
 pub mod sys;
 mod target;
 
+pub use aperture::Aperture;
 pub use client::Client;
 pub use error::{Error, Result};
 pub use host::Host;
-pub use rm::{ControlFile, Rm};
+pub use rm::{ControlFile, Rm, Window};
 pub use target::{ChannelGroup, Handle, Slices, Suspension, Target};

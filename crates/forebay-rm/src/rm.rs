@@ -1,9 +1,15 @@
 //! The seam: what this crate asks of the kernel.
 
+use std::any::Any;
+use std::ffi::c_void;
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+
 use bytemuck::Pod;
+use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::error::{Error, Result, check};
-use crate::sys::{Alloc, Card, Control, Free, RawHandle};
+use crate::sys::{Alloc, Card, Control, Free, MapMemory, RawHandle, UnmapMemory};
 
 /// An open control file of the driver (`/dev/nvidiactl`), ours or a duplicate of another process's.
 pub trait ControlFile: Send + Sync {
@@ -25,11 +31,83 @@ pub trait ControlFile: Send + Sync {
     /// As [`ControlFile::control`].
     fn free(&self, call: &mut Free) -> std::io::Result<()>;
 
+    /// `ESC_MAP_MEMORY`, and the mapping itself, through a file of GPU `gpu` of its own; none when RM refused.
+    ///
+    /// # Errors
+    /// As [`ControlFile::control`].
+    fn map(&self, gpu: u32, call: &mut MapMemory) -> std::io::Result<Option<Window>> {
+        let _ = (gpu, call);
+        Err(std::io::ErrorKind::Unsupported.into())
+    }
+
+    /// `ESC_UNMAP_MEMORY`, after the window has gone.
+    ///
+    /// # Errors
+    /// As [`ControlFile::control`].
+    fn unmap(&self, call: &mut UnmapMemory) -> std::io::Result<()> {
+        let _ = call;
+        Err(std::io::ErrorKind::Unsupported.into())
+    }
+
     /// `ESC_CARD_INFO`: the cards, by number.
     ///
     /// # Errors
     /// As [`ControlFile::control`].
     fn cards(&self) -> std::io::Result<Vec<Card>>;
+}
+
+/// A mapping of a file into this process; gone when dropped.
+pub struct Window {
+    ptr: NonNull<u8>,
+    len: usize,
+    /// Dropped after the mapping has gone.
+    _with: Option<Box<dyn Any + Send + Sync>>,
+}
+
+// SAFETY: it is an address and a length; who uses the memory behind it answers for that.
+unsafe impl Send for Window {}
+// SAFETY: as above.
+unsafe impl Sync for Window {}
+
+impl Window {
+    /// Maps `len` bytes of `file`, shared, for reading and writing.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn map(
+        file: BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+        with: Option<Box<dyn Any + Send + Sync>>,
+    ) -> std::io::Result<Self> {
+        let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+        // SAFETY: the kernel chooses the place, so nothing else is there.
+        let p: *mut c_void = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, flags, file, offset)? };
+        let ptr = NonNull::new(p.cast()).ok_or(std::io::ErrorKind::InvalidData)?;
+        Ok(Window { ptr, len, _with: with })
+    }
+
+    /// Its first byte.
+    pub fn ptr(&self) -> NonNull<u8> {
+        self.ptr
+    }
+
+    /// Its size in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Never: the kernel maps nothing of no size.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `map`, unmapped once.
+        let _ = unsafe { rustix::mm::munmap(self.ptr.as_ptr().cast(), self.len) };
+    }
 }
 
 /// The kernel with its driver, or something that answers like it.
@@ -51,6 +129,12 @@ pub trait Rm: Send + Sync {
     /// # Errors
     /// [`Error::Process`].
     fn files_of(&self, pid: u32) -> Result<Vec<Box<dyn ControlFile>>>;
+
+    /// The cards of this machine.
+    ///
+    /// # Errors
+    /// [`Error::NoDriver`].
+    fn cards(&self) -> Result<Vec<Card>>;
 
     /// Processes that have a control file open.
     ///

@@ -1,5 +1,5 @@
 //! The driver's ABI, as far as it is used: restated from NVIDIA's open kernel modules, tag 580.142 (`nvos.h`,
-//! `nv_escape.h`, `ctrl0000client.h`, `ctrl0000gpu.h`, `ctrl2080fifo.h`, `ctrla06cgpfifo.h`, `cl0080.h`, `cl2080.h`).
+//! `nv_escape.h`, `ctrl0000client.h`, `ctrl0000gpu.h`, `ctrl0000unix.h`, `ctrl2080fifo.h`, `ctrla06cgpfifo.h`, `cl0080.h`, `cl2080.h`).
 //!
 //! All integers are little-endian and naturally aligned; padding is spelled out, so that every struct is plain bytes.
 
@@ -19,6 +19,12 @@ pub const ESC_FREE: u8 = 0x29;
 pub const ESC_CONTROL: u8 = 0x2A;
 /// Allocation of an object.
 pub const ESC_ALLOC: u8 = 0x2B;
+/// Mapping of memory into the caller.
+pub const ESC_MAP_MEMORY: u8 = 0x4E;
+/// Its end.
+pub const ESC_UNMAP_MEMORY: u8 = 0x4F;
+/// Ties a GPU's file to a control file.
+pub const ESC_REGISTER_FD: u8 = 201;
 /// Which cards there are.
 pub const ESC_CARD_INFO: u8 = 200;
 
@@ -28,6 +34,8 @@ pub const CLASS_CLIENT: u32 = 0x41;
 pub const CLASS_DEVICE: u32 = 0x80;
 /// Class of a subdevice.
 pub const CLASS_SUBDEVICE: u32 = 0x2080;
+/// Class of memory of a GPU.
+pub const CLASS_MEMORY: u32 = 0x40;
 /// Class of a channel group.
 pub const CLASS_GROUP: u32 = 0xA06C;
 
@@ -49,6 +57,8 @@ pub const CMD_ID_INFO: u32 = 0x0205;
 pub const CMD_SET_TIMESLICE: u32 = 0xA06C_0103;
 /// Reads it, [`Timeslice`].
 pub const CMD_GET_TIMESLICE: u32 = 0xA06C_0104;
+/// Makes an object of another client, exported as a file descriptor, one of ours, [`ImportObject`].
+pub const CMD_IMPORT_OBJECT: u32 = 0x3D06;
 /// Takes channels off the GPU or lets them back on, [`DisableChannels`].
 pub const CMD_DISABLE_CHANNELS: u32 = 0x2080_110B;
 
@@ -56,6 +66,9 @@ pub const CMD_DISABLE_CHANNELS: u32 = 0x2080_110B;
 pub const INFO_PARENT: u32 = 1;
 /// [`HandleInfo::index`]: the class is wanted.
 pub const INFO_CLASS: u32 = 2;
+
+/// [`ImportObject::kind`]: an object of RM.
+pub const IMPORT_RM_OBJECT: u32 = 1;
 
 /// Channels of one [`DisableChannels`] call.
 pub const MAX_CHANNELS: usize = 64;
@@ -114,6 +127,70 @@ pub struct Control {
     pub params_size: u32,
     /// Result.
     pub status: u32,
+}
+
+/// `NVOS33_PARAMETERS` with a file: mapping.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+pub struct MapMemory {
+    /// The client.
+    pub client: RawHandle,
+    /// Its device.
+    pub device: RawHandle,
+    /// The memory object.
+    pub memory: RawHandle,
+    /// Padding.
+    pub pad: u32,
+    /// First byte of it.
+    pub offset: u64,
+    /// How many.
+    pub length: u64,
+    /// RM's name of the mapping, which its end asks for.
+    pub linear: u64,
+    /// Result.
+    pub status: u32,
+    /// 0.
+    pub flags: u32,
+    /// A file of the GPU that nothing else is mapped by.
+    pub fd: i32,
+    /// Padding.
+    pub pad2: u32,
+}
+
+/// `NVOS34_PARAMETERS`: end of a mapping.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+pub struct UnmapMemory {
+    /// The client.
+    pub client: RawHandle,
+    /// Its device.
+    pub device: RawHandle,
+    /// The memory object.
+    pub memory: RawHandle,
+    /// Padding.
+    pub pad: u32,
+    /// RM's name of the mapping.
+    pub linear: u64,
+    /// Result.
+    pub status: u32,
+    /// 0.
+    pub flags: u32,
+}
+
+/// `NV0000_CTRL_OS_UNIX_IMPORT_OBJECT_FROM_FD_PARAMS`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+pub struct ImportObject {
+    /// What the owner exported.
+    pub fd: i32,
+    /// [`IMPORT_RM_OBJECT`].
+    pub kind: u32,
+    /// The device that it is memory of.
+    pub device: RawHandle,
+    /// Where the object goes.
+    pub parent: RawHandle,
+    /// Its handle.
+    pub object: RawHandle,
 }
 
 /// `NV0080_ALLOC_PARAMETERS`.
@@ -271,6 +348,9 @@ layout! {
     Alloc, 32, params at 16, status at 28;
     Free, 16, status at 12;
     Control, 32, params at 16, status at 28;
+    MapMemory, 56, offset at 16, linear at 32, flags at 44, fd at 48;
+    UnmapMemory, 32, linear at 16, status at 24;
+    ImportObject, 20, object at 16;
     DeviceAlloc, 56, va_size at 24, va_mode at 48;
     SubdeviceAlloc, 4;
     HandleInfo, 16, answer at 8;

@@ -12,6 +12,7 @@ use forebay::hal::{Buffer, Device, Error as DeviceError, discover};
 use forebay::transfer::curve::{Cost, Curve, Measured};
 use forebay::transfer::{Budget, Curves, Direction, Engine, Host, Method, Range, Scheduling, Stream, Way};
 use forebay::{Error, Kind};
+use forebay_rm::fake::FakeRm;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
@@ -56,7 +57,7 @@ fn range() -> impl Strategy<Value = (usize, usize, usize)> {
 fn every_way_keeps_every_byte(d: &Arc<dyn Device>, cases: u32) {
     let engine = unmeasured(d);
     let mut stream = engine.stream().unwrap();
-    let memory = d.alloc(SIZE).unwrap();
+    let memory = engine.memory(SIZE).unwrap();
     let mut model = pattern(1, SIZE);
     stream.write(&memory, 0, &model).unwrap();
     let mut pinned = engine.pinned(SIZE).unwrap();
@@ -132,7 +133,41 @@ fn sim() {
 
 #[test]
 fn cuda() {
+    if !stand_in::is_here() {
+        return on_a_device(Kind::Cuda);
+    }
+    // Mapped, split and ordinary memory.
+    let rm = FakeRm::default();
+    forebay::hal::cuda::use_rm(Arc::new(rm.clone()));
     on_a_device(Kind::Cuda);
+    let d = devices().into_iter().find(|d| d.info().kind == Kind::Cuda).unwrap();
+    assert_eq!(d.methods(), Method::ALL);
+    the_mapping_is_not_used_by_two_or_for_memory_without_one(&d);
+    drop(d);
+    assert_eq!((rm.mappings(), rm.memories(), rm.wrong_order()), (0, 0, 0));
+}
+
+fn the_mapping_is_not_used_by_two_or_for_memory_without_one(d: &Arc<dyn Device>) {
+    // The mapping is said to be faster for everything.
+    let (by_engine, mapped) = (Way::Direct(Method::Engine), Way::Direct(Method::Mapped));
+    let engine = Engine::with_curves(d.clone(), lines(&[(by_engine, 5000, 100), (mapped, 100, 10)], None));
+    let (with, without) = (engine.memory(1 << 20).unwrap(), d.alloc(1 << 20).unwrap());
+    assert!(with.is_mapped() && !without.is_mapped());
+    std::thread::scope(|s| {
+        for (i, memory) in [&with, &without, &with, &with].into_iter().enumerate() {
+            let engine = &engine;
+            s.spawn(move || {
+                let mut stream = engine.stream().unwrap();
+                for round in 0..50u32 {
+                    let (data, at) = (pattern(round, 10_000), i * 10_240);
+                    stream.write(memory, at, &data).unwrap();
+                    let mut back = vec![0; 10_000];
+                    stream.read(memory, at, &mut back).unwrap();
+                    assert!(back == data);
+                }
+            });
+        }
+    });
 }
 
 #[test]
@@ -143,7 +178,7 @@ fn cuda_with_the_stand_in() {
 fn batches_and_transfers_under_way(d: &Arc<dyn Device>) {
     let engine = unmeasured(d);
     let mut stream = engine.stream().unwrap();
-    let memory = d.alloc(1 << 16).unwrap();
+    let memory = engine.memory(1 << 16).unwrap();
     stream.write(&memory, 0, &vec![0u8; 1 << 16]).unwrap();
     let data = pattern(7, 1 << 12);
     // The second overlaps the first on the device; the third and fourth are neighbours; the last is empty, at the end.
@@ -246,7 +281,7 @@ fn split_halves_meet(d: &Arc<dyn Device>) {
     let (engine, mapped) = (Way::Direct(Method::Engine), Way::Direct(Method::Mapped));
     let curves = lines(&[(engine, 1000, 100), (mapped, 1000, 100)], Some(1000));
     let mut stream = Engine::with_curves(d.clone(), curves).stream().unwrap();
-    let memory = d.alloc(SIZE).unwrap();
+    let memory = stream.engine().memory(SIZE).unwrap();
     for seed in 1..4 {
         let data = pattern(seed, SIZE - seed as usize);
         stream.write(&memory, 1, &data[1..]).unwrap();

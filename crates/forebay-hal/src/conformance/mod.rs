@@ -169,7 +169,7 @@ fn transfers(d: &dyn Device) -> std::result::Result<(), String> {
     write(&from, &pattern);
     let address = |b: &Buffer| b.host_ptr().map(|p| p.as_ptr()).ok_or("host memory without an address");
     let (p, r) = (address(&from)?, address(&back)?);
-    let b = d.alloc(SIZE).map_err(text)?;
+    let b = d.alloc_mapped(SIZE).map_err(text)?;
     for &method in d.methods() {
         for (n, at, host) in [(1, 0, 0), (7, 3, 1), (64, 64, 0), (4096, 1, 17), (70_001, 12, 12), (SIZE - 64, 64, 0)] {
             q.fill(&b, 0, SIZE, 0xEE).map_err(text)?;

@@ -8,6 +8,7 @@ mod graph;
 mod nvrtc;
 mod queue;
 mod sys;
+mod window;
 
 use std::any::Any;
 use std::cell::Cell;
@@ -18,6 +19,9 @@ use std::sync::{Arc, OnceLock};
 
 pub use nvrtc::Nvrtc;
 use sys::{CuContext, CuDevice, CuDevicePtr, CuFunction, CuModule, CuResult, Driver, SUCCESS};
+#[doc(hidden)]
+pub use window::use_rm;
+use window::{Part, Windows};
 
 use crate::cache::{Cache, Loaded};
 use crate::kernel::KernelImpl;
@@ -82,6 +86,19 @@ impl Context {
         Ok(self.driver)
     }
 
+    /// An attribute of the device; 0 if the driver does not know it.
+    fn attribute(&self, which: c_int) -> u32 {
+        let mut v = 0;
+        // SAFETY: `v` is valid; an unknown attribute is an error that leaves it 0.
+        unsafe { (self.driver.cuDeviceGetAttribute)(&mut v, which, self.device) };
+        v.max(0) as u32
+    }
+
+    /// Bytes in use.
+    fn used(&self) -> u64 {
+        self.allocated.load(Ordering::Relaxed)
+    }
+
     fn invalid(&self, what: String) -> Error {
         Error::Invalid { device: self.name.clone(), what }
     }
@@ -115,6 +132,7 @@ pub struct CudaDevice {
     cache: Cache,
     modules: Loaded<CudaModule>,
     copy: CopyKernel,
+    windows: Windows,
 }
 
 /// The kernel of [`Method::Kernel`], once somebody has asked for it; none without a compiler.
@@ -177,6 +195,7 @@ impl CudaDevice {
             cache: Cache::user(),
             modules: Loaded::default(),
             copy: CopyKernel::default(),
+            windows: Windows::default(),
         })
     }
 
@@ -256,12 +275,17 @@ impl KernelImpl for CudaKernel {
 pub(super) struct CudaMemory {
     ptr: CuDevicePtr,
     len: usize,
+    /// The part of a slab that it is; otherwise it is an allocation of its own.
+    part: Option<Part>,
     context: Arc<Context>,
 }
 
 impl Memory for CudaMemory {
     fn len(&self) -> usize {
         self.len
+    }
+    fn is_mapped(&self) -> bool {
+        self.part.is_some()
     }
     fn host_ptr(&self) -> Option<NonNull<u8>> {
         None
@@ -274,6 +298,9 @@ impl Memory for CudaMemory {
 impl Drop for CudaMemory {
     fn drop(&mut self) {
         self.context.allocated.fetch_sub(self.len as u64, Ordering::Relaxed);
+        if self.part.is_some() {
+            return;
+        }
         if let Ok(d) = self.context.enter() {
             // SAFETY: allocated in `alloc`, freed once; queues keep buffers until their commands have ended.
             unsafe { (d.cuMemFree)(self.ptr) };
@@ -326,12 +353,20 @@ impl Device for CudaDevice {
         // SAFETY: `ptr` is valid.
         let code = unsafe { (d.cuMemAlloc)(&mut ptr, bytes.max(1)) };
         if code == sys::ERROR_OUT_OF_MEMORY {
-            let used = c.allocated.load(Ordering::Relaxed);
+            let used = c.used();
             return Err(Error::OutOfMemory { device: c.name.clone(), requested: bytes as u64, used, limit: c.limit });
         }
         c.check("cuMemAlloc", code)?;
         c.allocated.fetch_add(bytes as u64, Ordering::Relaxed);
-        Ok(Arc::new(CudaMemory { ptr, len: bytes, context: c.clone() }))
+        Ok(Arc::new(CudaMemory { ptr, len: bytes, part: None, context: c.clone() }))
+    }
+
+    fn alloc_mapped(&self, bytes: usize) -> Result<Buffer> {
+        let c = &self.context;
+        c.enter()?;
+        let Some(part) = self.windows.alloc(c, bytes) else { return self.alloc(bytes) };
+        c.allocated.fetch_add(bytes as u64, Ordering::Relaxed);
+        Ok(Arc::new(CudaMemory { ptr: part.device(), len: bytes, part: Some(part), context: c.clone() }))
     }
 
     fn alloc_host(&self, bytes: usize) -> Result<Buffer> {
@@ -377,14 +412,23 @@ impl Device for CudaDevice {
 
     fn methods(&self) -> &[Method] {
         let source = Source::CudaCpp(include_str!("../../../../device/copy.cu").into());
-        match self.copy.get_or_init(|| self.compile(&source, "forebay_copy").ok()) {
-            Some(_) => &[Method::Engine, Method::Kernel],
-            None => &[Method::Engine],
+        let kernel = self.copy.get_or_init(|| self.compile(&source, "forebay_copy").ok()).is_some();
+        // Whether the driver maps memory is known only when it is asked.
+        let mapped = self.windows.refusal().is_none() && self.alloc_mapped(1).is_ok_and(|b| b.is_mapped());
+        match (mapped, kernel) {
+            (true, true) => &Method::ALL,
+            (true, false) => &[Method::Engine, Method::Mapped],
+            (false, true) => &[Method::Engine, Method::Kernel],
+            (false, false) => &[Method::Engine],
         }
     }
 
     fn queue(&self) -> Result<Box<dyn Queue>> {
         Ok(Box::new(queue::CudaQueue::new(self.context.clone(), self.copy.clone())?))
+    }
+
+    fn without(&self) -> Vec<String> {
+        self.windows.refusal().into_iter().collect()
     }
 
     fn allocated(&self) -> u64 {

@@ -279,7 +279,16 @@ impl Queue for CudaQueue {
                 self.keep.buffer(device);
                 return self.launch(&copy, &Geometry::linear((bytes / 64).clamp(1, COPY_ITEMS)), &args);
             }
-            (Method::Mapped, _) => return Err(self.unsupported("copies through the aperture")),
+            (Method::Mapped, _) => {
+                let host_side = self.mine(device).and_then(|m| m.part.as_ref()?.host());
+                let mapped = host_side.ok_or_else(|| self.unsupported("mapping this memory into the processor"))?;
+                // What is before it in the queue comes first.
+                let fence = self.fence()?;
+                self.wait(fence)?;
+                // SAFETY: the range was checked and lies in the window; nothing of this queue uses it any more.
+                unsafe { super::window::copy(direction, mapped.add(offset), host, bytes) };
+                return Ok(());
+            }
         };
         self.context.check(call, code)?;
         self.keep.buffer(device);

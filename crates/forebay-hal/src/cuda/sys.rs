@@ -34,6 +34,49 @@ pub const ATTRIBUTE_MULTIPROCESSOR_COUNT: c_int = 16;
 pub const ATTRIBUTE_CC_MAJOR: c_int = 75;
 pub const ATTRIBUTE_CC_MINOR: c_int = 76;
 
+pub const ATTRIBUTE_PCI_BUS: c_int = 33;
+pub const ATTRIBUTE_PCI_DEVICE: c_int = 34;
+pub const ATTRIBUTE_PCI_DOMAIN: c_int = 50;
+pub const ATTRIBUTE_RDMA_WITH_VMM: c_int = 110;
+
+pub const MEM_ALLOCATION_PINNED: c_int = 1;
+pub const MEM_HANDLE_POSIX_FD: c_int = 1;
+pub const MEM_LOCATION_DEVICE: c_int = 1;
+pub const MEM_ACCESS_READ_WRITE: c_int = 3;
+pub const MEM_GRANULARITY_MINIMUM: c_int = 0;
+pub const MEM_RANGE_DMA_BUF: c_int = 1;
+
+/// `CUmemLocation`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct MemLocation {
+    pub kind: c_int,
+    pub id: c_int,
+}
+
+/// `CUmemAllocationProp`.
+#[repr(C)]
+pub struct MemAllocationProp {
+    pub kind: c_int,
+    pub handle_types: c_int,
+    pub location: MemLocation,
+    pub win32: *mut c_void,
+    pub compression: u8,
+    pub rdma_capable: u8,
+    pub usage: u16,
+    pub reserved: [u8; 4],
+}
+const _: () =
+    assert!(size_of::<MemAllocationProp>() == 32 && std::mem::offset_of!(MemAllocationProp, rdma_capable) == 25);
+
+/// `CUmemAccessDesc`.
+#[repr(C)]
+pub struct MemAccessDesc {
+    pub location: MemLocation,
+    pub flags: c_int,
+}
+const _: () = assert!(size_of::<MemAccessDesc>() == 12);
+
 pub const STREAM_NON_BLOCKING: c_uint = 1;
 pub const EVENT_BLOCKING_SYNC: c_uint = 1;
 pub const EVENT_DISABLE_TIMING: c_uint = 2;
@@ -100,6 +143,20 @@ table! {
     cuGetErrorName / "cuGetErrorName": fn(code: CuResult, name: *mut *const c_char);
     cuMemAlloc / "cuMemAlloc_v2": fn(p: *mut CuDevicePtr, bytes: usize);
     cuMemFree / "cuMemFree_v2": fn(p: CuDevicePtr);
+    cuMemGetAllocationGranularity / "cuMemGetAllocationGranularity": fn(bytes: *mut usize, prop: *const MemAllocationProp,
+        option: c_int);
+    cuMemCreate / "cuMemCreate": fn(handle: *mut u64, bytes: usize, prop: *const MemAllocationProp, flags: u64);
+    cuMemRelease / "cuMemRelease": fn(handle: u64);
+    cuMemAddressReserve / "cuMemAddressReserve": fn(p: *mut CuDevicePtr, bytes: usize, alignment: usize,
+        place: CuDevicePtr, flags: u64);
+    cuMemAddressFree / "cuMemAddressFree": fn(p: CuDevicePtr, bytes: usize);
+    cuMemMap / "cuMemMap": fn(p: CuDevicePtr, bytes: usize, offset: usize, handle: u64, flags: u64);
+    cuMemUnmap / "cuMemUnmap": fn(p: CuDevicePtr, bytes: usize);
+    cuMemSetAccess / "cuMemSetAccess": fn(p: CuDevicePtr, bytes: usize, access: *const MemAccessDesc, n: usize);
+    cuMemExportToShareableHandle / "cuMemExportToShareableHandle": fn(handle: *mut c_void, allocation: u64, kind: c_int,
+        flags: u64);
+    cuMemGetHandleForAddressRange / "cuMemGetHandleForAddressRange": fn(handle: *mut c_void, p: CuDevicePtr, bytes: usize,
+        kind: c_int, flags: u64);
     cuMemHostAlloc / "cuMemHostAlloc": fn(p: *mut *mut c_void, bytes: usize, flags: c_uint);
     cuMemFreeHost / "cuMemFreeHost": fn(p: *mut c_void);
     cuMemcpyHtoDAsync / "cuMemcpyHtoDAsync_v2": fn(dst: CuDevicePtr, src: *const c_void, bytes: usize, stream: CuStream);

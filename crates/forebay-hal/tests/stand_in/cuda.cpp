@@ -37,7 +37,7 @@
 
 enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101,
        INVALID_IMAGE = 200, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600,
-       ILLEGAL_ADDRESS = 700 };
+       ILLEGAL_ADDRESS = 700, NOT_SUPPORTED = 801 };
 
 static const size_t MEMORY = size_t(2) << 30;
 static std::atomic<int> sticky{0};
@@ -252,6 +252,7 @@ API int cuGetErrorName(int e, const char** s) {
     case INVALID_CONTEXT: *s = "CUDA_ERROR_INVALID_CONTEXT"; return OK;
     case INVALID_HANDLE: *s = "CUDA_ERROR_INVALID_HANDLE"; return OK;
     case NOT_FOUND: *s = "CUDA_ERROR_NOT_FOUND"; return OK;
+    case NOT_SUPPORTED: *s = "CUDA_ERROR_NOT_SUPPORTED"; return OK;
     case ILLEGAL_ADDRESS: *s = "CUDA_ERROR_ILLEGAL_ADDRESS"; return OK;
     default: return INVALID_VALUE;
   }
@@ -277,6 +278,115 @@ API int cuMemFree_v2(uint64_t p) {
   used -= it->second;
   munmap((void*)p, it->second);
   device_memory.erase(it);
+  return OK;
+}
+// Virtual memory management: an allocation is a file, so that somebody else can map it, too.
+struct Allocation { int fd; size_t n; };
+struct Location { int kind, id; };
+struct Prop { int kind, handles; Location at; void* win32; unsigned char flags[8]; };
+struct Access { Location at; int flags; };
+static const size_t GRANULARITY = size_t(2) << 20;
+static std::set<Allocation*> allocations;
+static std::map<uint64_t, size_t> reserved;
+static std::map<uint64_t, Allocation*> mapped;
+static bool right(const Prop* p) { return p && p->kind == 1 && p->handles == 1 && p->at.kind == 1 && p->at.id == 0 && !p->win32; }
+
+API int cuMemGetAllocationGranularity(size_t* n, const Prop* p, int) {
+  READY;
+  if (!right(p)) return INVALID_VALUE;
+  *n = GRANULARITY;
+  return OK;
+}
+API int cuMemCreate(uint64_t* handle, size_t n, const Prop* p, uint64_t flags) {
+  READY;
+  if (!right(p) || flags || !n || n % GRANULARITY) return INVALID_VALUE;
+  std::lock_guard<std::mutex> g(memory_lock);
+  if (n > MEMORY || used + n > MEMORY) return OUT_OF_MEMORY;
+  int fd = memfd_create("vram", MFD_CLOEXEC);
+  if (fd < 0 || ftruncate(fd, n)) return OUT_OF_MEMORY;
+  used += n;
+  auto* a = new Allocation{fd, n};
+  allocations.insert(a);
+  *handle = (uint64_t)a;
+  return OK;
+}
+API int cuMemRelease(uint64_t handle) {
+  READY;
+  std::lock_guard<std::mutex> g(memory_lock);
+  auto* a = (Allocation*)handle;
+  if (!allocations.count(a)) return INVALID_VALUE;
+  for (auto& m : mapped) if (m.second == a) return INVALID_VALUE;  // A real one would wait; nobody should rely on it.
+  allocations.erase(a);
+  used -= a->n;
+  close(a->fd);
+  delete a;
+  return OK;
+}
+API int cuMemAddressReserve(uint64_t* p, size_t n, size_t, uint64_t, uint64_t) {
+  READY;
+  if (!n || n % GRANULARITY) return INVALID_VALUE;
+  void* m = mmap(nullptr, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (m == MAP_FAILED) return OUT_OF_MEMORY;
+  std::lock_guard<std::mutex> g(memory_lock);
+  *p = (uint64_t)m;
+  reserved[*p] = n;
+  return OK;
+}
+API int cuMemAddressFree(uint64_t p, size_t n) {
+  READY;
+  std::lock_guard<std::mutex> g(memory_lock);
+  auto it = reserved.find(p);
+  if (it == reserved.end() || it->second != n || mapped.count(p)) return INVALID_VALUE;
+  munmap((void*)p, n);
+  reserved.erase(it);
+  return OK;
+}
+API int cuMemMap(uint64_t p, size_t n, size_t offset, uint64_t handle, uint64_t flags) {
+  READY;
+  std::lock_guard<std::mutex> g(memory_lock);
+  auto* a = (Allocation*)handle;
+  auto it = reserved.find(p);
+  if (!allocations.count(a) || it == reserved.end() || it->second != n || a->n != n || offset || flags) return INVALID_VALUE;
+  mapped[p] = a;
+  return OK;
+}
+API int cuMemSetAccess(uint64_t p, size_t n, const Access* access, size_t count) {
+  READY;
+  std::lock_guard<std::mutex> g(memory_lock);
+  auto it = mapped.find(p);
+  if (it == mapped.end() || it->second->n != n || count != 1 || access->flags != 3) return INVALID_VALUE;
+  void* m = mmap((void*)p, n, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, it->second->fd, 0);
+  if (m == MAP_FAILED) return OUT_OF_MEMORY;
+  device_memory[p] = n;
+  return OK;
+}
+API int cuMemUnmap(uint64_t p, size_t n) {
+  READY;
+  synchronise_all();
+  std::lock_guard<std::mutex> g(memory_lock);
+  auto it = mapped.find(p);
+  if (it == mapped.end() || it->second->n != n) return INVALID_VALUE;
+  mmap((void*)p, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  mapped.erase(it);
+  device_memory.erase(p);
+  return OK;
+}
+API int cuMemExportToShareableHandle(void* to, uint64_t handle, int kind, uint64_t) {
+  READY;
+  std::lock_guard<std::mutex> g(memory_lock);
+  auto* a = (Allocation*)handle;
+  if (!allocations.count(a) || kind != 1) return INVALID_VALUE;
+  *(int*)to = dup(a->fd);
+  return OK;
+}
+// Drivers before 610 export, and refuse to map; this one exports only when it plays a newer one.
+API int cuMemGetHandleForAddressRange(void* to, uint64_t p, size_t n, int kind, uint64_t flags) {
+  READY;
+  std::lock_guard<std::mutex> g(memory_lock);
+  auto it = mapped.find(p);
+  if (it == mapped.end() || it->second->n != n || kind != 1 || flags) return INVALID_VALUE;
+  if (!getenv("STAND_IN_DMA_BUF")) return NOT_SUPPORTED;
+  *(int*)to = dup(it->second->fd);
   return OK;
 }
 API int cuMemHostAlloc(void** p, size_t n, unsigned) {

@@ -37,7 +37,14 @@ pub fn build() -> Option<&'static Path> {
 /// `command` with the stand-in where the driver would be, and a kernel cache of its own.
 pub fn under(dir: &Path, mut command: Command) -> Command {
     command.env("LD_LIBRARY_PATH", dir).env("FOREBAY_NVRTC", dir).env("FOREBAY_CACHE", dir.join("cache"));
+    command.env(HERE, "1");
     command
+}
+
+/// Whether this process has the stand-in.
+#[allow(dead_code, reason = "not every test program that includes this file asks")]
+pub fn is_here() -> bool {
+    std::env::var_os(HERE).is_some()
 }
 
 /// Runs the test `name` of this test binary once more, with the stand-in, in a process of its own.
@@ -59,6 +66,8 @@ pub fn alone(name: &str) -> bool {
     alone
 }
 
+/// Set in a process that has the stand-in.
+const HERE: &str = "FOREBAY_TEST_STAND_IN";
 /// Set in a process that runs one test.
 const ALONE: &str = "FOREBAY_TEST_ALONE";
 

@@ -10,16 +10,18 @@ pub mod remote;
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 pub use gpu::{Gpu, Load, SWITCH_US};
 
 use crate::error::{self, Error, Result};
-use crate::rm::{ControlFile, Rm};
+use crate::rm::{ControlFile, Rm, Window};
 use crate::sys::{
-    Alloc, CLASS_CLIENT, CLASS_DEVICE, CLASS_GROUP, CLASS_SUBDEVICE, CMD_DISABLE_CHANNELS, CMD_GET_TIMESLICE,
-    CMD_HANDLE_INFO, CMD_ID_INFO, CMD_SET_TIMESLICE, Card, Control, DisableChannels, FIRST_CLIENT, FIRST_OBJECT, Free,
-    HandleInfo, INFO_CLASS, INFO_PARENT, IdInfo, MAX_CHANNELS, RawHandle, Timeslice, is_channel,
+    Alloc, CLASS_CLIENT, CLASS_DEVICE, CLASS_GROUP, CLASS_MEMORY, CLASS_SUBDEVICE, CMD_DISABLE_CHANNELS,
+    CMD_GET_TIMESLICE, CMD_HANDLE_INFO, CMD_ID_INFO, CMD_IMPORT_OBJECT, CMD_SET_TIMESLICE, Card, Control,
+    DisableChannels, FIRST_CLIENT, FIRST_OBJECT, Free, HandleInfo, IMPORT_RM_OBJECT, INFO_CLASS, INFO_PARENT, IdInfo,
+    ImportObject, MAX_CHANNELS, MapMemory, RawHandle, Timeslice, UnmapMemory, is_channel,
 };
 
 /// The driver's default slice of a compute group.
@@ -41,6 +43,20 @@ struct State {
     gpu: Gpu,
     /// Questions about clients that do not exist.
     log_lines: usize,
+    /// Mappings of memory, by RM's name.
+    mappings: BTreeMap<u64, Mapping>,
+    next_mapping: u64,
+    /// Memory whose owner's descriptor, mapping or object went before what depends on it.
+    wrong_order: usize,
+    /// With which status mappings are refused.
+    refuse_mapping: Option<u32>,
+}
+
+struct Mapping {
+    client: RawHandle,
+    memory: RawHandle,
+    /// Lives while the processor's mapping does.
+    window: Weak<()>,
 }
 
 /// An open file description: lives while any duplicate of it is held.
@@ -58,6 +74,8 @@ struct Object {
     parent: RawHandle,
     /// The group's number in the GPU.
     group: Option<usize>,
+    /// The memory itself: a file of the machine's.
+    memory: Option<Arc<OwnedFd>>,
 }
 
 impl Default for FakeRm {
@@ -76,6 +94,10 @@ impl FakeRm {
             processes: HashMap::new(),
             gpu: Gpu::default(),
             log_lines: 0,
+            mappings: BTreeMap::new(),
+            next_mapping: 0x4000_0000,
+            wrong_order: 0,
+            refuse_mapping: None,
         })))
     }
 
@@ -103,7 +125,7 @@ impl FakeRm {
         let mut next = FIRST_OBJECT;
         let mut add = |class, parent, group| {
             next += 1;
-            objects.insert(next, Object { class, parent, group });
+            objects.insert(next, Object { class, parent, group, memory: None });
             next
         };
         let device = add(CLASS_DEVICE, handle, None);
@@ -159,6 +181,28 @@ impl FakeRm {
         self.lock().clients.len()
     }
 
+    /// Mappings of memory that exist.
+    pub fn mappings(&self) -> usize {
+        self.lock().mappings.len()
+    }
+
+    /// Objects of memory that exist.
+    pub fn memories(&self) -> usize {
+        let objects = |c: &ClientState| c.objects.values().filter(|o| o.class == CLASS_MEMORY).count();
+        self.lock().clients.values().map(objects).sum()
+    }
+
+    /// How often something went before what depends on it: RM's mapping before the processor's, or the object before
+    /// RM's mapping.
+    pub fn wrong_order(&self) -> usize {
+        self.lock().wrong_order
+    }
+
+    /// From now on mappings are refused with this status, as in confidential computing; none allows them again.
+    pub fn refuse_mapping(&self, status: Option<u32>) {
+        self.lock().refuse_mapping = status;
+    }
+
     /// Lines that questions about absent clients have left in the kernel's log.
     pub fn log_lines(&self) -> usize {
         self.lock().log_lines
@@ -212,6 +256,20 @@ impl State {
                 let p: &mut IdInfo = typed(params)?;
                 p.device = 0;
                 if p.gpu == GPU_ID { Ok(()) } else { Err(error::INVALID_ARGUMENT) }
+            }
+            (CMD_IMPORT_OBJECT, CLASS_CLIENT) => {
+                let p: &ImportObject = typed(params)?;
+                let parent = client.objects.get(&p.parent).is_some_and(|o| o.class == CLASS_DEVICE);
+                if !parent || p.kind != IMPORT_RM_OBJECT || p.fd < 0 || client.objects.contains_key(&p.object) {
+                    return Err(error::INVALID_ARGUMENT);
+                }
+                // SAFETY: borrowed for this call; a number that is no open file is an error of the duplication.
+                let file = unsafe { BorrowedFd::borrow_raw(p.fd) };
+                let file = rustix::io::fcntl_dupfd_cloexec(file, 0).map_err(|_| error::INVALID_ARGUMENT)?;
+                let object =
+                    Object { class: CLASS_MEMORY, parent: p.parent, group: None, memory: Some(Arc::new(file)) };
+                client.objects.insert(p.object, object);
+                Ok(())
             }
             (CMD_GET_TIMESLICE, CLASS_GROUP) => {
                 typed::<Timeslice>(params)?.us = group.map_or(0, |g| self.gpu.slice(g));
@@ -293,7 +351,7 @@ impl ControlFile for FakeFile {
             if !fits || c.objects.contains_key(&new) {
                 return Err(error::INVALID_ARGUMENT);
             }
-            c.objects.insert(new, Object { class, parent, group: None });
+            c.objects.insert(new, Object { class, parent, group: None, memory: None });
             Ok(())
         }));
         Ok(())
@@ -305,8 +363,45 @@ impl ControlFile for FakeFile {
         call.status = status(s.client(&self.id, root).map(|c| {
             c.objects.remove(&old);
         }));
+        let orphans = s.mappings.values().filter(|m| m.client == root && (m.memory == old || root == old)).count();
+        s.wrong_order += orphans;
         if call.status == error::OK && root == old {
             s.clients.remove(&root);
+        }
+        Ok(())
+    }
+
+    fn map(&self, gpu: u32, call: &mut MapMemory) -> io::Result<Option<Window>> {
+        let mut s = self.rm.lock();
+        let refused = s.refuse_mapping.filter(|_| gpu == 0);
+        let file = s.client(&self.id, call.client).and_then(|c| {
+            let object = c.objects.get(&call.memory).and_then(|o| o.memory.clone());
+            refused.map_or(object.ok_or(error::INVALID_OBJECT_HANDLE), Err)
+        });
+        let fits = |f: &Arc<OwnedFd>| {
+            let size = rustix::fs::fstat(f).map_or(0, |s| s.st_size as u64);
+            call.length > 0 && call.offset.checked_add(call.length).is_some_and(|end| end <= size)
+        };
+        let file = file.and_then(|f| if fits(&f) { Ok(f) } else { Err(error::INVALID_ARGUMENT) });
+        call.status = status(file.as_ref().map(drop).map_err(|e| *e));
+        let Ok(file) = file else { return Ok(None) };
+        let alive = Arc::new(());
+        call.linear = s.next_mapping;
+        s.next_mapping += 1 << 21;
+        let mapping = Mapping { client: call.client, memory: call.memory, window: Arc::downgrade(&alive) };
+        s.mappings.insert(call.linear, mapping);
+        Window::map(file.as_fd(), call.offset, call.length as usize, Some(Box::new(alive))).map(Some)
+    }
+
+    fn unmap(&self, call: &mut UnmapMemory) -> io::Result<()> {
+        let mut s = self.rm.lock();
+        let ours = s.client(&self.id, call.client).map(drop);
+        let there = s.mappings.get(&call.linear).is_some_and(|m| (m.client, m.memory) == (call.client, call.memory));
+        call.status = status(ours.and(if there { Ok(()) } else { Err(error::INVALID_ARGUMENT) }));
+        if call.status == error::OK
+            && let Some(m) = s.mappings.remove(&call.linear)
+        {
+            s.wrong_order += usize::from(m.window.strong_count() > 0);
         }
         Ok(())
     }
@@ -326,6 +421,10 @@ impl Rm for FakeRm {
             return Err(Error::NoDriver { path: format!("/dev/nvidia{gpu}"), why: io::ErrorKind::NotFound.into() });
         }
         Ok(Box::new(FakeFile { rm: self.clone(), id: Arc::new(FileId) }))
+    }
+
+    fn cards(&self) -> Result<Vec<Card>> {
+        Ok(vec![Card { valid: 1, gpu: GPU_ID, minor: 0, ..Card::default() }])
     }
 
     fn processes(&self) -> Result<Vec<u32>> {

@@ -203,6 +203,11 @@ impl Rm for RemoteRm {
         Ok(words(&all).into_iter().map(|f| self.file(f)).collect())
     }
 
+    fn cards(&self) -> Result<Vec<Card>> {
+        let file = self.open(0)?;
+        file.cards().map_err(|why| Error::NoDriver { path: "the fake".into(), why })
+    }
+
     fn processes(&self) -> Result<Vec<u32>> {
         let failed = |why| Error::NoDriver { path: "the fake".into(), why };
         ask(&self.0, PROCESSES, 0, &[]).map(|all| words(&all)).map_err(failed)

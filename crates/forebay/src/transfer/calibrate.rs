@@ -21,6 +21,11 @@ pub const BUDGET: Duration = Duration::from_secs(2);
 const LARGEST: usize = 64 << 20;
 /// Samples of a way at a size: enough for a median, few enough for many sizes.
 const SAMPLES: (usize, usize) = (3, 200);
+/// A way that takes so many times as long as the best at so many sizes in a row, from this size on, is not measured at
+/// larger ones: its curve goes on at its last rate. (Loads through a GPU's aperture would take most of the time.)
+const HOPELESS: u64 = 6;
+const GIVEN_UP: u32 = 2;
+const LONG: usize = 64 << 10;
 /// Size at which two ways are tried together.
 const TOGETHER: usize = 8 << 20;
 /// Copies in the batch that tells what a further one adds.
@@ -64,7 +69,7 @@ pub(super) fn measure(engine: &Arc<Engine>, budget: Duration) -> Result<Curves> 
     let largest = LARGEST.min((device.info().memory_bytes / 4) as usize).max(4096);
     let mut bench = Bench {
         stream: engine.stream()?,
-        device: device.alloc(largest)?,
+        device: engine.memory(largest)?,
         pinned: engine.pinned(largest)?,
         pageable: vec![1; largest],
     };
@@ -85,6 +90,7 @@ pub(super) fn measure(engine: &Arc<Engine>, budget: Duration) -> Result<Curves> 
     }
     bench.once(Way::Direct(Method::Engine), Direction::ToDevice, Host::Pinned, largest)?;
     let sizes: Vec<usize> = (0..MAX_POINTS).map(|i| Curve::size(i) as usize).take_while(|s| *s <= largest).collect();
+    let mut hopeless = vec![0; all.len()];
     for (i, &size) in sizes.iter().enumerate() {
         // An equal part of the time that is left for every size that is left, the two special measurements among them.
         let left = budget.saturating_sub(begun.elapsed());
@@ -94,13 +100,21 @@ pub(super) fn measure(engine: &Arc<Engine>, budget: Duration) -> Result<Curves> 
             if round >= SAMPLES.0 && Instant::now() >= until {
                 break;
             }
-            for ((way, direction, host, _), s) in all.iter().zip(&mut samples) {
+            for (((way, direction, host, _), s), _) in
+                all.iter().zip(&mut samples).zip(&hopeless).filter(|(_, h)| **h < GIVEN_UP)
+            {
                 s.push(ns(bench.once(*way, *direction, *host, size)?));
             }
         }
-        for ((.., points), s) in all.iter_mut().zip(&mut samples) {
+        for ((.., points), s) in all.iter_mut().zip(&mut samples).filter(|(_, s)| !s.is_empty()) {
             let median = median(s);
             points.push(Cost { median, tail: s.last().copied().unwrap_or(median) });
+        }
+        // What was given up stays so: it has no figure.
+        let latest = |of: &(Way, Direction, Host, Vec<Cost>)| of.3.get(i).map_or(u64::MAX, |c| c.median);
+        for (w, h) in all.iter().zip(&mut hopeless) {
+            let best = all.iter().filter(|o| (o.1, o.2) == (w.1, w.2)).map(latest).min().unwrap_or(0);
+            *h = if size >= LONG && latest(w) / HOPELESS > best { *h + 1 } else { 0 };
         }
         if begun.elapsed() > budget.mul_f32(0.9) {
             break;

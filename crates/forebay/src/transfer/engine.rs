@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use forebay_hal::cache::Cache;
-use forebay_hal::{Device, Direction, Kind};
+use forebay_hal::{Buffer, Device, Direction, Kind};
 
 use super::curve::{Cost, Curve, Curves, Host, MAX_POINTS, Way};
 use super::pinned::Pinned;
@@ -29,7 +29,7 @@ const MISSES: i32 = 10;
 ///
 /// let (devices, _) = forebay::hal::discover(&[forebay::Kind::Cpu]);
 /// let engine = Engine::open(devices[0].clone())?; // measured once for a machine, for two seconds at most
-/// let memory = engine.device().alloc(1 << 20)?;
+/// let memory = engine.memory(1 << 20)?;
 /// let mut stream = engine.stream()?;
 /// stream.write(&memory, 0, &b"hello"[..])?; // has arrived when this returns
 /// let mut back = [0u8; 5];
@@ -146,6 +146,14 @@ impl Engine {
     /// What a transfer of `bytes` costs while nothing else is in flight.
     pub fn cost(&self, direction: Direction, bytes: u64, host: Host) -> Cost {
         plan::plan(&Request::new(direction, bytes, host), &self.known().curves).cost
+    }
+
+    /// Device memory that every way serves, the processor's own included where the device has that.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub fn memory(&self, bytes: usize) -> Result<Buffer> {
+        Ok(self.device.alloc_mapped(bytes)?)
     }
 
     /// Host memory from which the device copies fastest, zeroed.

@@ -4,7 +4,8 @@
 //! 1. A transfer goes by the way with the least expected time; one with a deadline by the way with the least time that few
 //!    copies exceed, because a deadline is missed by the slow ones.
 //! 2. Whatever is queued on the device delays every way alike: a mapped copy, too, waits for those before it.
-//! 3. The mapping has one writer at a time. While another stream uses it, other ways are taken, if there are any.
+//! 3. The mapping has one writer at a time. While another stream uses it, and for memory that has none, other ways are
+//!    taken.
 //! 4. A transfer is split over two ways, engine and mapped, when both together were measured to be faster by more than a
 //!    tenth; each gets the part that lets them end at the same time.
 //! 5. Neighbours in a batch become one transfer. A batch goes by the way with the least total.
@@ -33,14 +34,14 @@ pub struct Request {
     pub deadline: Option<u64>,
     /// Time until the device has done what is queued before it, ns.
     pub backlog: u64,
-    /// Whether another stream uses the mapping.
-    pub mapping_busy: bool,
+    /// Whether the mapping is not to be had: another stream uses it, or this memory has none.
+    pub no_mapping: bool,
 }
 
 impl Request {
     /// A transfer with nothing else in flight.
     pub fn new(direction: Direction, bytes: u64, host: Host) -> Self {
-        Request { direction, bytes, host, deadline: None, backlog: 0, mapping_busy: false }
+        Request { direction, bytes, host, deadline: None, backlog: 0, no_mapping: false }
     }
 }
 
@@ -70,7 +71,7 @@ pub struct Plan {
 pub fn plan(r: &Request, curves: &Curves) -> Plan {
     let whole = |way| Piece { offset: 0, bytes: r.bytes, way };
     let measured = |way: Way| curves.get(way, r.direction, r.host).map(|c| c.cost(r.bytes));
-    let open = |way: Way| way.serves(r.host) && !(r.mapping_busy && way == Way::Direct(Method::Mapped));
+    let open = |way: Way| way.serves(r.host) && !(r.no_mapping && way == Way::Direct(Method::Mapped));
     let wanted = |c: Cost| if r.deadline.is_some() { c.tail } else { c.median };
     let ways = Way::ALL.into_iter().filter(|w| open(*w));
     let best = ways.filter_map(|w| measured(w).map(|c| (w, c))).min_by_key(|(_, c)| wanted(*c));
@@ -191,7 +192,7 @@ pub fn batch(r: &Request, ranges: &[Range], curves: &Curves) -> (Way, Cost) {
     };
     let open = |way: &Way| {
         let mapped = *way == Way::Direct(Method::Mapped);
-        way.serves(r.host) && *way != Way::Staged && !(mapped && r.mapping_busy)
+        way.serves(r.host) && *way != Way::Staged && !(mapped && r.no_mapping)
     };
     let wanted = |c: &Cost| if r.deadline.is_some() { c.tail } else { c.median };
     let best = Way::ALL.into_iter().filter(open).filter_map(total).min_by_key(|(_, c)| wanted(c));
@@ -253,10 +254,10 @@ mod tests {
     #[test]
     fn the_mapping_has_one_writer_at_a_time() {
         let mut c = curves();
-        let r = Request { mapping_busy: true, ..request(64) };
+        let r = Request { no_mapping: true, ..request(64) };
         assert_eq!(ways(&plan(&r, &c)), [ENGINE]);
         c.together = [Some(1000); 2];
-        assert_eq!(ways(&plan(&Request { mapping_busy: true, ..request(1 << 24) }, &c)), [ENGINE]);
+        assert_eq!(ways(&plan(&Request { no_mapping: true, ..request(1 << 24) }, &c)), [ENGINE]);
     }
 
     #[test]
@@ -321,7 +322,7 @@ mod tests {
                 host: Host::ALL[usize::from(pageable)],
                 deadline,
                 backlog,
-                mapping_busy: busy,
+                no_mapping: busy,
             };
             let p = plan(&r, &curves);
             let mut at = 0;

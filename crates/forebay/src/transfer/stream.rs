@@ -308,8 +308,9 @@ impl Stream {
         let to = Target { direction, device, offset, host: p };
         self.count = self.count.wrapping_add(1);
         let engine = self.engine.clone();
-        let (mapping, mapping_busy) = lock_mapping(&engine);
-        let quick = if self.deadline.is_none() && !mapping_busy && self.in_flight.is_empty() {
+        let (mapping, taken) = lock_mapping(&engine);
+        let no_mapping = taken || !device.is_mapped();
+        let quick = if self.deadline.is_none() && !no_mapping && self.in_flight.is_empty() {
             self.known.table.way(direction, bytes as u64, host)
         } else {
             None
@@ -325,7 +326,7 @@ impl Stream {
             return done;
         }
         let backlog = self.backlog()?;
-        let request = Request { direction, bytes: bytes as u64, host, deadline: self.deadline, backlog, mapping_busy };
+        let request = Request { direction, bytes: bytes as u64, host, deadline: self.deadline, backlog, no_mapping };
         let Plan { pieces, late, .. } = plan::plan(&request, &self.known.curves);
         self.late += u64::from(late);
         if !pieces.iter().any(|p| p.way == Way::Direct(Method::Mapped)) {
@@ -404,9 +405,10 @@ impl Stream {
         let merged = plan::merge(ranges.iter().copied());
         self.engine.refresh(&mut self.known);
         let engine = self.engine.clone();
-        let (_mapping, mapping_busy) = lock_mapping(&engine);
+        let (_mapping, taken) = lock_mapping(&engine);
+        let no_mapping = taken || !device.is_mapped();
         let backlog = self.backlog()?;
-        let request = Request { direction, bytes: 0, host, deadline: self.deadline, backlog, mapping_busy };
+        let request = Request { direction, bytes: 0, host, deadline: self.deadline, backlog, no_mapping };
         let (way, cost) = plan::batch(&request, &merged, &self.known.curves);
         self.late += u64::from(self.deadline.is_some_and(|d| cost.tail.saturating_add(backlog) > d));
         let way = self.forced.unwrap_or(way);
