@@ -1,7 +1,42 @@
 //! `forebay doctor`: which devices are usable, and why others are not.
 
 use forebay::Kind;
-use forebay::hal::{conformance, cuda::Nvrtc, discover};
+use std::sync::Arc;
+
+use forebay::hal::{Device, conformance, cuda::Nvrtc, discover};
+use forebay::transfer::{CALIBRATION, Direction, Engine, Host};
+
+/// What `forebay doctor` takes.
+#[derive(clap::Args)]
+pub struct Options {
+    /// Measure every way of moving data to and from each device (two seconds a device) and keep the result, by which
+    /// graphs and streams choose from then on
+    #[arg(long)]
+    calibrate: bool,
+}
+
+/// Says how data gets to a device and back, as far as that was measured here.
+fn transfer(device: &Arc<dyn Device>, calibrate: bool) {
+    let engine = Engine::as_stored(device.clone());
+    if calibrate && let Err(e) = engine.calibrate(CALIBRATION) {
+        crate::say(&format!("  transfer: cannot be measured: {e}"));
+    }
+    device.without().iter().for_each(|why| crate::say(&format!("  transfer: without {why}")));
+    if engine.curves().all.is_empty() {
+        return crate::say(
+            "  transfer: not measured here yet: `forebay doctor --calibrate` does, in two seconds a device",
+        );
+    }
+    for (direction, host) in Direction::ALL.into_iter().flat_map(|d| Host::ALL.map(|h| (d, h))) {
+        let shown = [64u64, 64 << 10, 64 << 20].map(|bytes| {
+            let plan = engine.plan(direction, bytes, host);
+            let ways: Vec<_> = plan.pieces.iter().map(|p| p.way.name()).collect();
+            let size = crate::bench::bytes(bytes as f64);
+            format!("{size} {:.1} µs ({})", plan.cost.median as f64 / 1000.0, ways.join(" and "))
+        });
+        crate::say(&format!("  transfer {}, {} memory: {}", direction.name(), host.name(), shown.join(", ")));
+    }
+}
 
 /// Says which ways of sharing devices among programs work here, and what to do about the others.
 fn service() {
@@ -28,7 +63,7 @@ fn service() {
 }
 
 /// Prints the devices, runs the conformance suite on each, and names what is missing.
-pub fn run() -> Result<(), String> {
+pub fn run(options: &Options) -> Result<(), String> {
     let (devices, missing) = discover(&[Kind::Cpu, Kind::OpenCl, Kind::Cuda]);
     let mut broken = 0;
     for d in &devices {
@@ -43,6 +78,7 @@ pub fn run() -> Result<(), String> {
             crate::say("  conformance: all checks passed");
         }
         broken += failed.len();
+        transfer(d, options.calibrate);
     }
     for (kind, why) in missing {
         crate::say(&format!("{kind}: not usable: {why}"));

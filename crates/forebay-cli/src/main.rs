@@ -33,7 +33,7 @@ enum Command {
         graph: graph::GraphCommand,
     },
     /// Say which devices are usable here, and why others are not
-    Doctor,
+    Doctor(doctor::Options),
     /// Run the accelerator service, which shares devices among programs
     Service(forebayd::daemon::Arguments),
     /// Start a program with a class or share
@@ -70,7 +70,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Demo { demo } => demo::run(&demo),
         Command::Graph { graph } => graph::run(&graph),
-        Command::Doctor => doctor::run(),
+        Command::Doctor(o) => doctor::run(&o),
         Command::Service(o) => forebayd::daemon::run(&o),
         Command::Run(o) => service::run::run(&o),
         Command::Ps(o) => service::ps::run(&o),

@@ -9,9 +9,9 @@ use std::time::Duration;
 use forebay::hal::cache::Cache;
 use forebay::hal::sim::{Model, SimDevice};
 use forebay::hal::{Buffer, Device, Error as DeviceError, discover};
-use forebay::transfer::curve::{Cost, Curve, Measured};
+use forebay::transfer::curve::{Cost, Curve, Measured, Together};
 use forebay::transfer::{Budget, Curves, Direction, Engine, Host, Method, Range, Scheduling, Stream, Way};
-use forebay::{Error, Kind};
+use forebay::{Arg, Datablock, Error, Graph, Kind, Launch, Runtime, Source, Task, Template};
 use forebay_rm::fake::FakeRm;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
@@ -261,6 +261,7 @@ fn refusals(d: &Arc<dyn Device>) {
 
 /// Curves by which each way takes `start` ns and `kib` ns a KiB.
 fn lines(all: &[(Way, u64, u64)], together: Option<u64>) -> Curves {
+    let together: Vec<_> = together.map(|permille| Together { bytes: 256 << 10, permille }).into_iter().collect();
     let point = |start, kib| move |i| start + kib * Curve::size(i) / 1024;
     let curve = |start, kib| {
         let at = point(start, kib);
@@ -270,7 +271,7 @@ fn lines(all: &[(Way, u64, u64)], together: Option<u64>) -> Curves {
     let each = |&(way, start, kib): &(Way, u64, u64)| {
         Direction::ALL.map(|d| Host::ALL.map(|h| one(way, d, h, start, kib))).into_iter().flatten()
     };
-    Curves { all: all.iter().flat_map(each).collect(), together: [together; 2], further: [100; 2] }
+    Curves { all: all.iter().flat_map(each).collect(), together: [together.clone(), together], further: [100; 2] }
 }
 
 fn split_halves_meet(d: &Arc<dyn Device>) {
@@ -335,7 +336,7 @@ fn curves_are_measured_once_stored_and_redone_when_damaged() {
     for d in devices().into_iter().filter(|d| d.info().kind != Kind::Sim) {
         let engine = Engine::with_curves(d.clone(), Curves::default());
         let begun = std::time::Instant::now();
-        engine.calibrate(Duration::from_millis(200)).unwrap();
+        engine.calibrate(Duration::from_millis(600)).unwrap();
         // A size that was begun is finished; here, with other tests beside it, that may take a while.
         assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
         let found = engine.curves();
@@ -358,6 +359,22 @@ fn curves_are_measured_once_stored_and_redone_when_damaged() {
         assert_ne!(Engine::open_in(d.clone(), cache.clone()).unwrap().curves(), first);
         std::fs::remove_dir_all(&dir).unwrap();
     }
+}
+
+#[test]
+fn splitting_that_gains_nothing_is_given_up() {
+    let d = devices().remove(0);
+    let (by_engine, mapped) = (Way::Direct(Method::Engine), Way::Direct(Method::Mapped));
+    // Nothing is as fast as that: every transfer takes longer than it is said to by one way alone.
+    let curves = lines(&[(by_engine, 1, 1), (mapped, 1, 1)], Some(1000));
+    let engine = Engine::with_curves(d.clone(), curves);
+    let memory = engine.memory(1 << 20).unwrap();
+    let mut stream = engine.stream().unwrap();
+    many(&mut stream, &memory, 9);
+    assert!(!engine.curves().together[0].is_empty(), "it takes ten");
+    many(&mut stream, &memory, 1);
+    assert!(engine.curves().together[0].is_empty() && !engine.curves().together[1].is_empty());
+    assert_eq!(engine.departures(), 1);
 }
 
 fn many(stream: &mut Stream, memory: &Buffer, n: usize) {
@@ -453,4 +470,43 @@ fn streams_of_several_threads_share_an_engine() {
             }
         });
     }
+}
+
+/// The runtime's blocks go by what was measured, once it was.
+#[test]
+fn small_blocks_are_moved_by_the_processor_where_that_is_faster() {
+    if !stand_in::is_here() {
+        return stand_in::again("small_blocks_are_moved_by_the_processor_where_that_is_faster");
+    }
+    forebay::hal::cuda::use_rm(Arc::new(FakeRm::default()));
+    let run = |n: u32| -> (Vec<u32>, u64) {
+        let t = Template::array::<u32>([n as usize]);
+        let source = "KERNEL void inc(GLOBAL const uint *x, GLOBAL uint *y, uint n) {
+            uint i = gid_x(); if (i < n) y[i] = x[i] + 1u; }";
+        let mut g = Graph::new("inc");
+        let args = [Arg::port("x"), Arg::port("y"), Arg::Items(0)];
+        let launch = Launch::new(Source::Portable(source.into()), "inc", args);
+        let task = Task::new("inc").input("x", t).output("y", t).kernels(Kind::Cuda, [launch]);
+        let task = g.add(task).unwrap();
+        let (feed, drain) = (g.feed((task, "x"), 4).unwrap(), g.drain((task, "y"), 4).unwrap());
+        let runtime = Runtime::builder().devices(discover(&[Kind::Cuda]).0).build().unwrap();
+        let running = runtime.start(g).unwrap();
+        let data: Vec<u32> = (0..n).collect();
+        let mut last = Vec::new();
+        for _ in 0..20 {
+            running.push(feed, Datablock::from_slice(t, &data).unwrap()).unwrap();
+            last = running.pull(drain).unwrap().as_slice::<u32>().unwrap().to_vec();
+        }
+        (last, runtime.mapped().iter().sum())
+    };
+    let right = |got: &[u32]| got.iter().enumerate().all(|(i, v)| *v == i as u32 + 1);
+    // Nothing was measured on this device yet.
+    let (got, mapped) = run(100);
+    assert!(right(&got) && mapped == 0, "{mapped}");
+    let d = devices().into_iter().find(|d| d.info().kind == Kind::Cuda).unwrap();
+    let engine = Engine::open(d).unwrap();
+    let way = |bytes| engine.plan(Direction::ToDevice, bytes, Host::Pinned).pieces[0].way;
+    assert_eq!(way(400), Way::Direct(Method::Mapped), "a thread is woken for every command of the stand-in");
+    let (got, mapped) = run(100);
+    assert!(right(&got) && mapped > 0, "{mapped}");
 }

@@ -3,13 +3,17 @@
 mod conformance;
 mod dispatch;
 mod gesture;
+mod plot;
 mod ptask;
 mod report;
 mod schedulers;
 pub mod schema;
 mod sharing;
+mod transfer;
 
 use std::path::PathBuf;
+
+pub use plot::bytes;
 
 use schema::{Machine, Report};
 
@@ -72,6 +76,21 @@ pub enum Bench {
         #[arg(long)]
         device: Option<forebay::Kind>,
     },
+    /// Every way of moving bytes between host and device, at every size, alone and under interference
+    Transfer {
+        /// Only this kind of device: cpu, opencl, cuda
+        #[arg(long)]
+        device: Option<forebay::Kind>,
+        /// Only the curves: no interference, no second stream
+        #[arg(long)]
+        quick: bool,
+    },
+    /// A load beside which `bench transfer` measures; ends with whoever holds its standard input
+    #[command(hide = true)]
+    TransferLoad {
+        /// Which
+        load: transfer::load::Load,
+    },
     /// The conformance suite on every device here
     Conformance,
     /// Render all committed results as one page
@@ -105,6 +124,11 @@ pub fn run(bench: &Bench, output: &Output) -> Result<(), String> {
         Bench::Fusion { device } => Report::new("fusion", ptask::chains(*device).map_err(text)?),
         Bench::Schedulers => Report::new("schedulers", schedulers::run().map_err(text)?),
         Bench::Sharing { device } => Report::new("sharing", sharing::run(*device)?),
+        Bench::TransferLoad { load } => return transfer::load::be(*load),
+        Bench::Transfer { device, quick } => {
+            let (rows, plots) = transfer::run(*device, *quick)?;
+            Report { plots, ..Report::new("transfer", rows) }
+        }
         Bench::Conformance => Report::new("conformance", conformance::run()),
         Bench::Dispatch { profile: Some(case) } => {
             let ns = dispatch::profile(case).map_err(text)?;

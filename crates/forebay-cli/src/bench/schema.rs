@@ -16,6 +16,9 @@ pub struct Report {
     pub machine: Machine,
     /// The measurements.
     pub rows: Vec<Row>,
+    /// Plots beside the bars: names and SVG. Not part of the JSON, which has their figures.
+    #[serde(skip)]
+    pub plots: Vec<(String, String)>,
 }
 
 /// Description of a machine.
@@ -137,7 +140,7 @@ impl Machine {
 impl Report {
     /// A report of this machine and commit.
     pub fn new(bench: &str, rows: Vec<Row>) -> Self {
-        Report { bench: bench.into(), commit: commit(), machine: Machine::here(), rows }
+        Report { bench: bench.into(), commit: commit(), machine: Machine::here(), rows, plots: Vec::new() }
     }
 
     /// The table as Markdown.
@@ -223,6 +226,9 @@ impl Report {
         let at = |ext: &str| dir.join(format!("{}.{ext}", self.bench));
         std::fs::write(at("json"), serde_json::to_string_pretty(self)? + "\n")?;
         std::fs::write(at("md"), self.markdown())?;
+        for (name, svg) in &self.plots {
+            std::fs::write(dir.join(format!("{name}.svg")), svg)?;
+        }
         std::fs::write(at("svg"), self.svg())
     }
 }

@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 use forebay_hal::cpu::HostMemory;
-use forebay_hal::{Buffer, Fence};
+use forebay_hal::{Buffer, Direction, Fence};
 
 use super::{Datablock, HOST_ONLY, HOST_VALID, Inner, ON_DEVICE, Pool};
 use crate::error::{Error, Result};
@@ -196,15 +196,15 @@ impl Inner {
             v.wait_host_readers()?;
             let (device, buffer) = (v.devices[i].device.clone(), v.devices[i].buffer.clone());
             let mut q = device.lock();
-            q.queue.copy(&buffer, 0, &host, 0, bytes)?;
-            let fence = q.fence_now()?;
-            let completion = q.queue.completion(fence)?;
-            // Others may use the queue while this thread waits.
-            drop(q);
-            if let Some(c) = completion {
-                c.wait()?;
+            if !device.transfer(&mut q, Direction::ToHost, &buffer, &host, bytes)? {
+                let fence = q.fence_now()?;
+                let completion = q.queue.completion(fence)?;
+                // Others may use the queue while this thread waits.
+                drop(q);
+                if let Some(c) = completion {
+                    c.wait()?;
+                }
             }
-            device.count_copy(bytes);
             v.share();
             v.host_state = Residency::Shared;
         } else {
@@ -286,13 +286,14 @@ impl Datablock {
         let bytes = self.bytes();
         if bytes > 0 {
             let mut q = d.lock();
-            q.queue.copy(&host, 0, &buffer, 0, bytes)?;
+            let arrived = d.transfer(&mut q, Direction::ToDevice, &buffer, &host, bytes)?;
             let fence = q.next_fence();
             drop(q);
-            d.leave_unfenced();
-            d.count_copy(bytes);
-            v.host_readers.retain(|(o, _)| !Arc::ptr_eq(o, d));
-            v.host_readers.push((d.clone(), fence));
+            if !arrived {
+                d.leave_unfenced();
+                v.host_readers.retain(|(o, _)| !Arc::ptr_eq(o, d));
+                v.host_readers.push((d.clone(), fence));
+            }
         }
         v.share();
         v.host_state = Residency::Shared;
@@ -335,11 +336,16 @@ impl Datablock {
         let host = i.host_buffer(&mut v)?;
         let bytes = self.bytes();
         let mut q = d.lock();
-        q.queue.copy(&from, 0, &host, 0, bytes)?;
+        if d.transfer(&mut q, Direction::ToHost, &from, &host, bytes)? {
+            drop(q);
+            v.share();
+            v.host_state = Residency::Shared;
+            i.publish(&v);
+            return Ok(());
+        }
         let fence = q.next_fence();
         drop(q);
         d.leave_unfenced();
-        d.count_copy(bytes);
         v.arriving = Some((d.clone(), fence));
         v.left = for_program && !pool.used_on_device.load(Ordering::Relaxed);
         if v.left {

@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use forebay_hal::{Buffer, Device, Error, Fence, Kind, Queue, Result};
+use forebay_hal::{Buffer, Device, Direction, Error, Fence, Kind, Method, Queue, Result};
 use forebay_proto::client::Account;
 
 use super::gate::Gate;
+use crate::transfer::{Engine, Host, Way};
 
 /// Invocations that may be in flight on a device when throughput counts.
 pub(crate) const DEPTH_THROUGHPUT: usize = 32;
@@ -27,6 +28,8 @@ pub(crate) struct DeviceHandle {
     /// Number in the runtime; 0 is the CPU.
     pub(crate) index: usize,
     pub(crate) device: Arc<dyn Device>,
+    /// Which way its blocks go; with the curves that this machine stored, if any.
+    engine: Arc<Engine>,
     queue: Mutex<Issue>,
     depth: usize,
     /// Something was issued that has no fence behind it yet.
@@ -35,6 +38,8 @@ pub(crate) struct DeviceHandle {
     spare: Mutex<HashMap<usize, Vec<Buffer>>>,
     /// Bytes moved to and from the device.
     pub(crate) copied: AtomicU64,
+    /// Transfers that the processor made itself, through a mapping.
+    pub(crate) mapped: AtomicU64,
     /// Invocations issued.
     pub(crate) invocations: AtomicU64,
     /// The process's presence at the service, and credit on the device if the service has it.
@@ -67,6 +72,7 @@ impl DeviceHandle {
         let queue = device.queue()?;
         Ok(Arc::new(DeviceHandle {
             index,
+            engine: Engine::as_stored(device.clone()),
             device,
             queue: Mutex::new(Issue {
                 queue,
@@ -80,6 +86,7 @@ impl DeviceHandle {
             unfenced: AtomicBool::new(false),
             spare: Mutex::default(),
             copied: AtomicU64::new(0),
+            mapped: AtomicU64::new(0),
             invocations: AtomicU64::new(0),
             served: OnceLock::new(),
         }))
@@ -91,10 +98,49 @@ impl DeviceHandle {
         if let Some(b) = self.spare().get_mut(&bytes).and_then(Vec::pop) {
             return Ok(b);
         }
-        match self.device.alloc(bytes) {
-            Err(Error::OutOfMemory { .. }) if self.trim() => self.device.alloc(bytes),
+        let mapped = Direction::ALL.into_iter().any(|d| self.is_for_the_processor(d, bytes));
+        let alloc = || if mapped { self.device.alloc_mapped(bytes) } else { self.device.alloc(bytes) };
+        match alloc() {
+            Err(Error::OutOfMemory { .. }) if self.trim() => alloc(),
             other => other,
         }
+    }
+
+    /// Whether transfers of this size are fastest made by the processor itself.
+    fn is_for_the_processor(&self, direction: Direction, bytes: usize) -> bool {
+        self.engine.way(direction, bytes as u64, Host::Pinned) == Some(Way::Direct(Method::Mapped))
+    }
+
+    /// Moves the first `bytes` between a block's two views, behind everything in the queue. True when they have arrived;
+    /// otherwise the next fence says so.
+    pub(crate) fn transfer(
+        &self,
+        issue: &mut Issue,
+        direction: Direction,
+        device: &Buffer,
+        host: &Buffer,
+        bytes: usize,
+    ) -> Result<bool> {
+        self.copied.fetch_add(bytes as u64, Ordering::Relaxed);
+        // The processor would wait for what is in the queue, and whoever else wants the queue with it.
+        if self.is_for_the_processor(direction, bytes)
+            && device.is_mapped()
+            && bytes <= host.len()
+            && issue.surplus(self.depth, self.account())?.is_none()
+            && issue.is_idle()
+            && let Some(p) = host.host_ptr()
+            && let Some(_only_one) = self.engine.try_mapping()
+        {
+            self.mapped.fetch_add(1, Ordering::Relaxed);
+            // SAFETY: the host's view has the bytes, and is the caller's until it is told that they have arrived.
+            unsafe { issue.queue.transfer(Method::Mapped, direction, device, 0, p.as_ptr(), bytes)? };
+            return Ok(true);
+        }
+        match direction {
+            Direction::ToDevice => issue.queue.copy(host, 0, device, 0, bytes)?,
+            Direction::ToHost => issue.queue.copy(device, 0, host, 0, bytes)?,
+        }
+        Ok(false)
     }
 
     /// Takes memory back for the next one who needs that size.
@@ -211,13 +257,14 @@ impl DeviceHandle {
         }
         Ok(())
     }
-
-    pub(crate) fn count_copy(&self, bytes: usize) {
-        self.copied.fetch_add(bytes as u64, Ordering::Relaxed);
-    }
 }
 
 impl Issue {
+    /// Whether no invocation is in the queue, as far as anybody has looked.
+    fn is_idle(&self) -> bool {
+        self.unfenced == 0 && self.in_flight.is_empty()
+    }
+
     /// A fence behind everything so far.
     pub(crate) fn fence_now(&mut self) -> Result<Fence> {
         self.last = self.queue.fence()?;

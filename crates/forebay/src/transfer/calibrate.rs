@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use forebay_hal::{Buffer, Direction, Method};
 
-use super::curve::{Cost, Curve, Curves, Host, MAX_POINTS, Measured, Way};
+use super::curve::{Cost, Curve, Curves, Host, MAX_POINTS, Measured, Together, Way};
 use super::engine::Engine;
 use super::pinned::Pinned;
 use super::plan::Range;
@@ -18,16 +18,18 @@ use crate::error::Result;
 /// What calibration may take.
 pub const BUDGET: Duration = Duration::from_secs(2);
 /// Largest size that is measured: beyond it every way is at its rate.
-const LARGEST: usize = 64 << 20;
-/// Samples of a way at a size: enough for a median, few enough for many sizes.
+const LARGEST: usize = 128 << 20;
+/// Samples of a way at a size: enough for a median, few enough for many sizes. Of the largest ones two will do.
 const SAMPLES: (usize, usize) = (3, 200);
+const LARGE: usize = 32 << 20;
 /// A way that takes so many times as long as the best at so many sizes in a row, from this size on, is not measured at
 /// larger ones: its curve goes on at its last rate. (Loads through a GPU's aperture would take most of the time.)
 const HOPELESS: u64 = 6;
 const GIVEN_UP: u32 = 2;
 const LONG: usize = 64 << 10;
-/// Size at which two ways are tried together.
-const TOGETHER: usize = 8 << 20;
+/// Sizes at which two ways are tried together, and how often.
+const TOGETHER: [usize; 3] = [1 << 20, 8 << 20, 64 << 20];
+const TRIALS: usize = 5;
 /// Copies in the batch that tells what a further one adds.
 const BATCH: usize = 32;
 
@@ -49,6 +51,13 @@ impl Bench {
             (Direction::ToHost, Host::Pageable) => self.stream.read(&self.device, 0, &mut self.pageable[..bytes]),
         }?;
         Ok(begun.elapsed())
+    }
+}
+
+fn shuffle(order: &mut [usize], seed: &mut u64) {
+    for i in (1..order.len()).rev() {
+        *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        order.swap(i, (*seed >> 33) as usize % (i + 1));
     }
 }
 
@@ -91,19 +100,22 @@ pub(super) fn measure(engine: &Arc<Engine>, budget: Duration) -> Result<Curves> 
     bench.once(Way::Direct(Method::Engine), Direction::ToDevice, Host::Pinned, largest)?;
     let sizes: Vec<usize> = (0..MAX_POINTS).map(|i| Curve::size(i) as usize).take_while(|s| *s <= largest).collect();
     let mut hopeless = vec![0; all.len()];
+    let (mut order, mut seed) = ((0..all.len()).collect::<Vec<_>>(), 1);
     for (i, &size) in sizes.iter().enumerate() {
         // An equal part of the time that is left for every size that is left, the two special measurements among them.
         let left = budget.saturating_sub(begun.elapsed());
-        let until = Instant::now() + left / (sizes.len() - i + 2) as u32;
+        let until = Instant::now() + left / (sizes.len() - i + 4) as u32;
         let mut samples = vec![Vec::with_capacity(SAMPLES.1); all.len()];
+        let least = if size < LARGE { SAMPLES.0 } else { 2 };
         for round in 0..SAMPLES.1 {
-            if round >= SAMPLES.0 && Instant::now() >= until {
+            if round >= least && Instant::now() >= until {
                 break;
             }
-            for (((way, direction, host, _), s), _) in
-                all.iter().zip(&mut samples).zip(&hopeless).filter(|(_, h)| **h < GIVEN_UP)
-            {
-                s.push(ns(bench.once(*way, *direction, *host, size)?));
+            // In another order each time: what one leaves in the caches is the next one's gain or loss.
+            shuffle(&mut order, &mut seed);
+            for &at in order.iter().filter(|at| hopeless[**at] < GIVEN_UP) {
+                let (way, direction, host, _) = &all[at];
+                samples[at].push(ns(bench.once(*way, *direction, *host, size)?));
             }
         }
         for ((.., points), s) in all.iter_mut().zip(&mut samples).filter(|(_, s)| !s.is_empty()) {
@@ -116,7 +128,7 @@ pub(super) fn measure(engine: &Arc<Engine>, budget: Duration) -> Result<Curves> 
             let best = all.iter().filter(|o| (o.1, o.2) == (w.1, w.2)).map(latest).min().unwrap_or(0);
             *h = if size >= LONG && latest(w) / HOPELESS > best { *h + 1 } else { 0 };
         }
-        if begun.elapsed() > budget.mul_f32(0.9) {
+        if begun.elapsed() > budget.mul_f32(0.8) {
             break;
         }
     }
@@ -125,8 +137,11 @@ pub(super) fn measure(engine: &Arc<Engine>, budget: Duration) -> Result<Curves> 
     let mut curves = Curves { all: all.collect(), ..Curves::default() };
     for direction in Direction::ALL {
         curves.further[direction as usize] = further(&mut bench, direction, largest)?;
-        if has(&Way::Direct(Method::Mapped)) && largest >= TOGETHER {
-            curves.together[direction as usize] = Some(together(&mut bench, direction, &curves)?);
+        if has(&Way::Direct(Method::Mapped)) {
+            for size in TOGETHER.into_iter().filter(|s| *s <= largest && begun.elapsed() < budget.mul_f32(0.9)) {
+                let permille = together(&mut bench, direction, size, &curves)?;
+                curves.together[direction as usize].push(Together { bytes: size as u64, permille });
+            }
         }
     }
     Ok(curves)
@@ -155,11 +170,11 @@ fn further(bench: &mut Bench, direction: Direction, largest: usize) -> Result<u6
 }
 
 /// What engine and mapping take together over what the slower of them takes alone, in thousandths.
-fn together(bench: &mut Bench, direction: Direction, curves: &Curves) -> Result<u64> {
+fn together(bench: &mut Bench, direction: Direction, bytes: usize, curves: &Curves) -> Result<u64> {
     bench.stream.force(None)?;
     let mut ratios = Vec::new();
-    for _ in 0..5 {
-        ratios.push(bench.stream.together(direction, &bench.device, &mut bench.pinned, TOGETHER, curves)?);
+    for _ in 0..if bytes < LARGE { TRIALS } else { 2 } {
+        ratios.push(bench.stream.together(direction, &bench.device, &mut bench.pinned, bytes, curves)?);
     }
     Ok(median(&mut ratios))
 }

@@ -170,19 +170,37 @@ pub struct Measured {
     pub curve: Curve,
 }
 
+/// How much two ways hinder each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Together {
+    /// Size of the whole transfer, bytes.
+    pub bytes: u64,
+    /// Time of both over the slower one's alone, in thousandths.
+    pub permille: u64,
+}
+
 /// Everything that calibration found out about a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Curves {
     /// All curves; of each way, direction and memory at most one.
     pub all: Vec<Measured>,
-    /// What a copy by engine and a mapped one of the same transfer take together, over the slower of the two alone, in
-    /// thousandths, by direction; none where they cannot go at the same time.
-    pub together: [Option<u64>; 2],
+    /// What a copy by engine and a mapped one of the same transfer take together, over the slower of the two alone, by
+    /// direction; empty where they cannot go at the same time.
+    pub together: [Vec<Together>; 2],
     /// What each further copy of a batch adds, ns, by direction.
     pub further: [u64; 2],
 }
 
 impl Curves {
+    /// How much engine and mapping hinder each other in a transfer of `bytes`, in thousandths: the worse of what was
+    /// measured at the sizes around it.
+    pub fn together(&self, direction: Direction, bytes: u64) -> Option<u64> {
+        let all = &self.together[direction as usize];
+        let below = all.iter().filter(|t| t.bytes <= bytes).max_by_key(|t| t.bytes)?;
+        let above = all.iter().filter(|t| t.bytes >= bytes).min_by_key(|t| t.bytes).unwrap_or(below);
+        Some(below.permille.max(above.permille))
+    }
+
     /// The place of a curve in [`Curves::all`].
     pub fn position(&self, way: Way, direction: Direction, host: Host) -> Option<usize> {
         self.all.iter().position(|m| (m.way, m.direction, m.host) == (way, direction, host))

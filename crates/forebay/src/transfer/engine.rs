@@ -1,7 +1,7 @@
 //! The engine of a device: its curves, kept true, and what streams share.
 
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use forebay_hal::cache::Cache;
@@ -9,7 +9,7 @@ use forebay_hal::{Buffer, Device, Direction, Kind};
 
 use super::curve::{Cost, Curve, Curves, Host, MAX_POINTS, Way};
 use super::pinned::Pinned;
-use super::plan::{self, Request, Table};
+use super::plan::{self, Plan, Request, Table};
 use super::realtime::{Budget, RealTime};
 use super::stream::Stream;
 use super::{calibrate, store};
@@ -55,6 +55,8 @@ pub(super) struct Known {
     pub(super) table: Table,
     /// For every point of every curve.
     watched: Vec<Watched>,
+    /// Split transfers in a row, by direction, that took longer than one way alone is expected to.
+    in_vain: [AtomicI32; 2],
 }
 
 /// What was seen at one point since its curve was made.
@@ -70,7 +72,7 @@ struct Watched {
 impl Known {
     fn new(curves: Curves, generation: u64) -> Arc<Self> {
         let watched = (0..curves.all.len() * MAX_POINTS).map(|_| Watched::default()).collect();
-        Arc::new(Known { generation, table: Table::new(&curves), curves, watched })
+        Arc::new(Known { generation, table: Table::new(&curves), curves, watched, in_vain: Default::default() })
     }
 }
 
@@ -145,7 +147,7 @@ impl Engine {
 
     /// What a transfer of `bytes` costs while nothing else is in flight.
     pub fn cost(&self, direction: Direction, bytes: u64, host: Host) -> Cost {
-        plan::plan(&Request::new(direction, bytes, host), &self.known().curves).cost
+        self.plan(direction, bytes, host).cost
     }
 
     /// Device memory that every way serves, the processor's own included where the device has that.
@@ -154,6 +156,11 @@ impl Engine {
     /// Out of memory.
     pub fn memory(&self, bytes: usize) -> Result<Buffer> {
         Ok(self.device.alloc_mapped(bytes)?)
+    }
+
+    /// How a transfer would go now, while nothing else is in flight.
+    pub fn plan(&self, direction: Direction, bytes: u64, host: Host) -> Plan {
+        plan::plan(&Request::new(direction, bytes, host), &self.known().curves)
     }
 
     /// Host memory from which the device copies fastest, zeroed.
@@ -180,6 +187,22 @@ impl Engine {
         RealTime::new(self, budget)
     }
 
+    /// The one way by which a transfer goes while nothing else is in flight; none if it has to be planned.
+    pub(crate) fn way(&self, direction: Direction, bytes: u64, host: Host) -> Option<Way> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).table.way(direction, bytes, host)
+    }
+
+    /// The right to use the mapping, for somebody who is not a stream; none while somebody else has it.
+    pub(crate) fn try_mapping(&self) -> Option<Option<MutexGuard<'_, ()>>> {
+        match self.mapping.as_ref().map(Mutex::try_lock) {
+            None => Some(None),
+            Some(Ok(guard)) => Some(Some(guard)),
+            Some(Err(TryLockError::Poisoned(p))) => Some(Some(p.into_inner())),
+            Some(Err(TryLockError::WouldBlock)) => None,
+        }
+    }
+
+    /// The mapping's lock, where it has one.
     pub(super) fn mapping(&self) -> Option<&Mutex<()>> {
         self.mapping.as_ref()
     }
@@ -201,6 +224,22 @@ impl Engine {
         let generation = known.generation + 1;
         *known = Known::new(change(&known.curves), generation);
         self.generation.store(generation, Ordering::Release);
+    }
+
+    /// Compares a split transfer with what one way alone would take; ten in a row that gained nothing end splitting.
+    pub(super) fn observe_split(&self, known: &Known, direction: Direction, alone: u64, took: Duration) {
+        let vain = took.as_nanos() > u128::from(alone);
+        let count = &known.in_vain[direction as usize];
+        let n = if vain { count.load(Ordering::Relaxed) + 1 } else { 0 };
+        count.store(n, Ordering::Relaxed);
+        if n >= MISSES {
+            self.departures.fetch_add(1, Ordering::Relaxed);
+            self.replace(|now| {
+                let mut curves = now.clone();
+                curves.together[direction as usize].clear();
+                curves
+            });
+        }
     }
 
     /// Compares a transfer with its curve; ten in a row that took far longer, or far less, correct it.

@@ -26,6 +26,6 @@ pub use curve::{Cost, Curves, Host, Way};
 pub use engine::Engine;
 pub use forebay_hal::{Direction, Method};
 pub use pinned::{HostBytes, HostBytesMut, Pinned, PinnedPart, PinnedPartMut};
-pub use plan::Range;
+pub use plan::{Plan, Range};
 pub use realtime::{Budget, Protection, RealTime, Scheduling};
 pub use stream::{InFlight, Stream};

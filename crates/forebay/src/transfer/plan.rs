@@ -7,7 +7,8 @@
 //! 3. The mapping has one writer at a time. While another stream uses it, and for memory that has none, other ways are
 //!    taken.
 //! 4. A transfer is split over two ways, engine and mapped, when both together were measured to be faster by more than a
-//!    tenth; each gets the part that lets them end at the same time.
+//!    seventh; each gets the part that lets them end at the same time. Less than the smallest size at which they were
+//!    measured together is not split.
 //! 5. Neighbours in a batch become one transfer. A batch goes by the way with the least total.
 //! 6. The pieces of a plan cover the transfer once, in order.
 
@@ -16,8 +17,6 @@ use smallvec::SmallVec;
 
 use super::curve::{Cost, Curve, Curves, Host, MAX_POINTS, Way};
 
-/// Below this much a split is not looked for: what it could gain is less than what a second command costs.
-const SPLIT_FROM: u64 = 256 << 10;
 /// Boundaries of a split lie on multiples of this.
 const SPLIT_GRAIN: u64 = 4096;
 
@@ -63,6 +62,8 @@ pub struct Plan {
     pub pieces: SmallVec<[Piece; 2]>,
     /// What it is expected to take, the backlog included.
     pub cost: Cost,
+    /// What the best single way would take, the backlog included, ns.
+    pub alone: u64,
     /// No way is believed to meet the deadline.
     pub late: bool,
 }
@@ -77,7 +78,7 @@ pub fn plan(r: &Request, curves: &Curves) -> Plan {
     let best = ways.filter_map(|w| measured(w).map(|c| (w, c))).min_by_key(|(_, c)| wanted(*c));
     // Nothing known: the way that every device has.
     let (way, alone) = best.unwrap_or((Way::Direct(Method::Engine), Cost::default()));
-    let split = split(r, curves).filter(|(_, c)| wanted(*c) < wanted(alone) / 10 * 9);
+    let split = split(r, curves).filter(|(_, c)| wanted(*c) < wanted(alone) / 7 * 6);
     let (pieces, cost) = match split {
         Some((at, cost)) if open(Way::Direct(Method::Mapped)) => {
             let first = Piece { offset: 0, bytes: at, way: Way::Direct(Method::Engine) };
@@ -86,16 +87,14 @@ pub fn plan(r: &Request, curves: &Curves) -> Plan {
         }
         _ => (SmallVec::from_slice(&[whole(way)]), alone),
     };
+    let alone = alone.median.saturating_add(r.backlog);
     let cost = Cost { median: cost.median.saturating_add(r.backlog), tail: cost.tail.saturating_add(r.backlog) };
-    Plan { pieces, late: r.deadline.is_some_and(|d| cost.tail > d), cost }
+    Plan { pieces, alone, late: r.deadline.is_some_and(|d| cost.tail > d), cost }
 }
 
 /// Engine and mapping at once: where to cut, and what that takes.
 fn split(r: &Request, curves: &Curves) -> Option<(u64, Cost)> {
-    let together = curves.together[r.direction as usize]?;
-    if r.bytes < SPLIT_FROM {
-        return None;
-    }
+    let together = curves.together(r.direction, r.bytes)?;
     let (at, a, b) = cut(r, curves)?;
     let of = |v: u64| (u128::from(v) * u128::from(together) / 1000).min(u128::from(u64::MAX)) as u64;
     Some((at, Cost { median: of(a.median.max(b.median)), tail: of(a.tail.max(b.tail)) }))
@@ -117,9 +116,18 @@ pub(super) fn cut(r: &Request, curves: &Curves) -> Option<(u64, Cost, Cost)> {
 }
 
 /// What [`plan`] answers to requests without deadline or anything in flight, looked up instead of computed: between two
-/// points all costs are straight lines, so a way that is best at both is best between them.
+/// points all costs are straight lines, so a way that is best at both is best between them, and where the best ones differ
+/// they cross once. (A third one that is best in the middle is passed over: it gains little there.)
 pub struct Table {
-    ways: [[[Option<Way>; MAX_POINTS]; 2]; 2],
+    ways: [[[Option<Crossing>; MAX_POINTS]; 2]; 2],
+}
+
+/// One way below a size, another from there on.
+#[derive(Clone, Copy)]
+struct Crossing {
+    below: Way,
+    from: u64,
+    above: Way,
 }
 
 impl Table {
@@ -127,19 +135,26 @@ impl Table {
     pub fn new(curves: &Curves) -> Self {
         let mut ways = [[[None; MAX_POINTS]; 2]; 2];
         for (d, h, i) in (0..2).flat_map(|d| (0..2).flat_map(move |h| (0..MAX_POINTS).map(move |i| (d, h, i)))) {
-            let at = |i| plan(&Request::new(Direction::ALL[d], Curve::size(i), Host::ALL[h]), curves).pieces;
-            let (a, b) = (at(i), at(i + 1));
-            if let ([a], [b]) = (&a[..], &b[..]) {
-                let may_split = curves.together[d].is_some() && Curve::size(i + 1) > SPLIT_FROM;
-                ways[d][h][i] = (a.way == b.way && !may_split).then_some(a.way);
+            if curves.together(Direction::ALL[d], Curve::size(i + 1)).is_some() {
+                // It may have to be split.
+                continue;
             }
+            let at = |bytes| plan(&Request::new(Direction::ALL[d], bytes, Host::ALL[h]), curves).pieces[0].way;
+            let (mut low, mut high) = (Curve::size(i), Curve::size(i + 1));
+            let (below, above) = (at(low), at(high));
+            while below != above && low + 1 < high {
+                let middle = low + (high - low) / 2;
+                if at(middle) == below { low = middle } else { high = middle }
+            }
+            ways[d][h][i] = Some(Crossing { below, from: if below == above { 0 } else { high }, above });
         }
         Table { ways }
     }
 
     /// The one way that a transfer goes; none if it must be planned.
     pub fn way(&self, direction: Direction, bytes: u64, host: Host) -> Option<Way> {
-        self.ways[direction as usize][host as usize][Curve::below(bytes)?]
+        let c = self.ways[direction as usize][host as usize][Curve::below(bytes)?].as_ref()?;
+        Some(if bytes < c.from { c.below } else { c.above })
     }
 }
 
@@ -201,7 +216,7 @@ pub fn batch(r: &Request, ranges: &[Range], curves: &Curves) -> (Way, Cost) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::curve::Measured;
+    use super::super::curve::{Measured, Together};
     use super::*;
     use proptest::prelude::*;
 
@@ -218,7 +233,12 @@ mod tests {
     /// As of a GPU: small copies are the processor's, large ones the engine's.
     fn curves() -> Curves {
         let all = vec![line(ENGINE, 7000, 18, 2), line(MAPPED, 1200, 60, 20)];
-        Curves { all, together: [None; 2], further: [1000; 2] }
+        Curves { all, further: [1000; 2], ..Curves::default() }
+    }
+
+    fn together(permille: u64) -> [Vec<Together>; 2] {
+        let all = vec![Together { bytes: 1 << 20, permille }];
+        [all.clone(), all]
     }
 
     fn request(bytes: u64) -> Request {
@@ -256,7 +276,7 @@ mod tests {
         let mut c = curves();
         let r = Request { no_mapping: true, ..request(64) };
         assert_eq!(ways(&plan(&r, &c)), [ENGINE]);
-        c.together = [Some(1000); 2];
+        c.together = together(1000);
         assert_eq!(ways(&plan(&Request { no_mapping: true, ..request(1 << 24) }, &c)), [ENGINE]);
     }
 
@@ -264,13 +284,14 @@ mod tests {
     fn a_transfer_is_split_where_that_was_measured_to_pay() {
         let mut c = curves();
         assert_eq!(ways(&plan(&request(1 << 24), &c)), [ENGINE], "never measured together");
-        c.together = [Some(1000); 2];
+        c.together = together(1000);
         let p = plan(&request(1 << 24), &c);
         assert_eq!(ways(&p), [ENGINE, MAPPED]);
         // 18 and 60 ns a KiB: the engine gets 60/78 of it.
         assert!((p.pieces[0].bytes as f64 / (1 << 24) as f64 - 60.0 / 78.0).abs() < 0.02, "{p:?}");
+        assert_eq!(ways(&plan(&request((1 << 20) - 1), &c)), [ENGINE], "smaller than any that was measured");
         // They hinder each other.
-        c.together = [Some(1250); 2];
+        c.together = together(1250);
         assert_eq!(ways(&plan(&request(1 << 24), &c)), [ENGINE]);
     }
 
@@ -300,10 +321,11 @@ mod tests {
             host: Host::ALL[usize::from(h)],
             curve: Curve::new(points.into_iter().map(|(median, tail)| Cost { median, tail }).collect()),
         });
-        let together = proptest::option::of(0u64..5000);
+        let together = (0u64..1 << 30, 0u64..5000).prop_map(|(bytes, permille)| Together { bytes, permille });
+        let together = proptest::collection::vec(together, 0..3);
         (proptest::collection::vec(one, 0..12), together, 0u64..100_000).prop_map(|(all, t, f)| Curves {
             all,
-            together: [t; 2],
+            together: [t.clone(), t],
             further: [f; 2],
         })
     }
@@ -349,9 +371,15 @@ mod tests {
             let (direction, host) = (Direction::ALL[which / 2], Host::ALL[which % 2]);
             let planned = plan(&Request::new(direction, bytes, host), &curves);
             if let Some(way) = Table::new(&curves).way(direction, bytes, host) {
-                // Or one that costs the same, but for rounding.
-                let cost = curves.get(way, direction, host).map_or(0, |c| c.cost(bytes).median);
-                prop_assert!(planned.pieces.len() == 1 && cost.abs_diff(planned.cost.median) <= 2);
+                prop_assert!(planned.pieces.len() == 1);
+                // At measured sizes: the best one, or one that costs the same. Between them: one of the two ends'.
+                let size = Curve::size(Curve::below(bytes).unwrap());
+                let best = |bytes| plan(&Request::new(direction, bytes, host), &curves).pieces[0].way;
+                prop_assert!(way == best(size) || way == best(2 * size));
+                let at_size = Table::new(&curves).way(direction, size, host).unwrap();
+                let cost = curves.get(at_size, direction, host).map_or(0, |c| c.cost(size).median);
+                let planned = plan(&Request::new(direction, size, host), &curves).cost.median;
+                prop_assert!(curves.all.is_empty() || cost == planned || cost == 0);
             }
         }
 

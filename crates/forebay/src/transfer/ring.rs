@@ -41,7 +41,9 @@ impl Ring {
 
     /// Nothing is in flight any more.
     pub(super) fn drained(&mut self) {
-        self.fences = [None; SLOTS];
+        if self.fences[(self.next + SLOTS - 1) % SLOTS].is_some() {
+            self.fences = [None; SLOTS];
+        }
     }
 
     fn pieces(bytes: usize) -> impl Iterator<Item = (usize, usize)> {

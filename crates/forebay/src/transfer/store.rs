@@ -9,15 +9,14 @@ use forebay_hal::cache::Cache;
 use forebay_hal::{Device, Direction};
 use serde::{Deserialize, Serialize};
 
-use super::curve::{Cost, Curve, Curves, Host, MAX_POINTS, Measured, Way};
+use super::curve::{Cost, Curve, Curves, Host, MAX_POINTS, Measured, Together, Way};
 
 /// Changes with the meaning of what is stored.
 const VERSION: &str = "transfer curves 1";
 
 #[derive(Serialize, Deserialize)]
 struct Stored {
-    together_to_device: Option<u64>,
-    together_to_host: Option<u64>,
+    together: [Vec<Together>; 2],
     further: [u64; 2],
     /// Curves by "way, direction, memory"; points are pairs of median and tail.
     curves: BTreeMap<String, Vec<(u64, u64)>>,
@@ -41,11 +40,7 @@ fn name(way: Way, direction: Direction, host: Host) -> String {
 /// What was stored for this machine and device.
 pub(super) fn load(cache: &Cache, device: &dyn Device) -> Option<Curves> {
     let stored: Stored = toml::from_str(std::str::from_utf8(&cache.get(&key(device))?).ok()?).ok()?;
-    let mut curves = Curves {
-        together: [stored.together_to_device, stored.together_to_host],
-        further: stored.further,
-        ..Curves::default()
-    };
+    let mut curves = Curves { together: stored.together, further: stored.further, ..Curves::default() };
     for way in Way::ALL {
         for (direction, host) in Direction::ALL.into_iter().flat_map(|d| Host::ALL.map(|h| (d, h))) {
             let Some(points) = stored.curves.get(&name(way, direction, host)) else { continue };
@@ -69,8 +64,7 @@ pub(super) fn load(cache: &Cache, device: &dyn Device) -> Option<Curves> {
 pub(super) fn save(cache: &Cache, device: &dyn Device, curves: &Curves) {
     let points = |c: &Curve| c.points().map(|(_, c)| (c.median, c.tail)).collect();
     let stored = Stored {
-        together_to_device: curves.together[0],
-        together_to_host: curves.together[1],
+        together: curves.together.clone(),
         further: curves.further,
         curves: curves.all.iter().map(|m| (name(m.way, m.direction, m.host), points(&m.curve))).collect(),
     };
@@ -103,7 +97,11 @@ mod tests {
             let all = ways.iter().flat_map(each).flatten().filter(|(w, _, h)| w.serves(*h));
             all.map(|(w, d, h)| one(w, d, h)).collect()
         };
-        let curves = Curves { all: all(&Way::ALL), together: [Some(1100), None], further: [7, 8] };
+        let curves = Curves {
+            all: all(&Way::ALL),
+            together: [vec![Together { bytes: 1 << 20, permille: 1100 }], Vec::new()],
+            further: [7, 8],
+        };
         save(&cache, cpu, &curves);
         assert_eq!(load(&cache, cpu).as_ref(), Some(&curves));
         // Of another device, though the cache has an entry for the first.

@@ -1,7 +1,7 @@
 //! A stream: transfers of one thread, in order.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, MutexGuard, TryLockError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_hal::{Buffer, Direction, Fence, Method, Queue};
@@ -285,7 +285,9 @@ impl Stream {
         let fence = self.queue.fence()?;
         self.wait.until(&mut *self.queue, fence)?;
         self.ring.drained();
-        self.in_flight.clear();
+        if !self.in_flight.is_empty() {
+            self.in_flight.clear();
+        }
         Ok(())
     }
 
@@ -307,9 +309,10 @@ impl Stream {
         self.engine.refresh(&mut self.known);
         let to = Target { direction, device, offset, host: p };
         self.count = self.count.wrapping_add(1);
-        let engine = self.engine.clone();
-        let (mapping, taken) = lock_mapping(&engine);
-        let no_mapping = taken || !device.is_mapped();
+        // Only where the mapping has to be shared with care does its lock need the engine beside `self`.
+        let engine = self.engine.mapping().map(|_| self.engine.clone());
+        let mapping = engine.as_ref().map_or(Some(None), |e| e.try_mapping());
+        let no_mapping = mapping.is_none() || !device.is_mapped();
         let quick = if self.deadline.is_none() && !no_mapping && self.in_flight.is_empty() {
             self.known.table.way(direction, bytes as u64, host)
         } else {
@@ -321,19 +324,24 @@ impl Stream {
             // SAFETY: by the contract.
             let done = unsafe { self.go(&to, &[Piece { offset: 0, bytes: bytes as u64, way }]) };
             if let (Some(begun), Ok(())) = (begun, &done) {
-                engine.observe(&self.known, way, direction, host, bytes as u64, begun.elapsed());
+                self.engine.observe(&self.known, way, direction, host, bytes as u64, begun.elapsed());
             }
             return done;
         }
         let backlog = self.backlog()?;
         let request = Request { direction, bytes: bytes as u64, host, deadline: self.deadline, backlog, no_mapping };
-        let Plan { pieces, late, .. } = plan::plan(&request, &self.known.curves);
+        let Plan { pieces, late, alone, .. } = plan::plan(&request, &self.known.curves);
         self.late += u64::from(late);
         if !pieces.iter().any(|p| p.way == Way::Direct(Method::Mapped)) {
             drop(mapping);
         }
+        let begun = Instant::now();
         // SAFETY: by the contract.
-        unsafe { self.go(&to, &pieces) }
+        unsafe { self.go(&to, &pieces)? };
+        if pieces.len() > 1 {
+            self.engine.observe_split(&self.known, direction, alone, begun.elapsed());
+        }
+        Ok(())
     }
 
     /// Makes all pieces and waits for them, whatever happens to one of them: afterwards nothing uses the host's bytes.
@@ -405,8 +413,8 @@ impl Stream {
         let merged = plan::merge(ranges.iter().copied());
         self.engine.refresh(&mut self.known);
         let engine = self.engine.clone();
-        let (_mapping, taken) = lock_mapping(&engine);
-        let no_mapping = taken || !device.is_mapped();
+        let mapping = engine.try_mapping();
+        let no_mapping = mapping.is_none() || !device.is_mapped();
         let backlog = self.backlog()?;
         let request = Request { direction, bytes: 0, host, deadline: self.deadline, backlog, no_mapping };
         let (way, cost) = plan::batch(&request, &merged, &self.known.curves);
@@ -458,15 +466,4 @@ struct Target<'a> {
     device: &'a Buffer,
     offset: usize,
     host: *mut u8,
-}
-
-/// Rule 3 of planning: the right to use the mapping, if this device has one that is better not shared, and whether
-/// somebody else has it.
-fn lock_mapping(engine: &Engine) -> (Option<MutexGuard<'_, ()>>, bool) {
-    match engine.mapping().map(|m| m.try_lock()) {
-        None => (None, false),
-        Some(Ok(guard)) => (Some(guard), false),
-        Some(Err(TryLockError::Poisoned(p))) => (Some(p.into_inner()), false),
-        Some(Err(TryLockError::WouldBlock)) => (None, true),
-    }
 }
