@@ -280,7 +280,7 @@ fn split_halves_meet(d: &Arc<dyn Device>) {
     }
     // Both are said to be as fast as each other, and not to hinder one another.
     let (engine, mapped) = (Way::Direct(Method::Engine), Way::Direct(Method::Mapped));
-    let curves = lines(&[(engine, 1000, 100), (mapped, 1000, 100)], Some(1000));
+    let curves = lines(&[(engine, 1000, 100), (mapped, 1000, 100)], Some(500));
     let mut stream = Engine::with_curves(d.clone(), curves).stream().unwrap();
     let memory = stream.engine().memory(SIZE).unwrap();
     for seed in 1..4 {
@@ -340,7 +340,9 @@ fn curves_are_measured_once_stored_and_redone_when_damaged() {
         // A size that was begun is finished; here, with other tests beside it, that may take a while.
         assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
         let found = engine.curves();
-        for (way, h) in ways(&*d).flat_map(|w| Host::ALL.map(|h| (w, h))).filter(|(w, h)| w.serves(*h)) {
+        // Of a device whose memory is the host's, all memory is pinned.
+        let hosts: Vec<_> = Host::ALL.into_iter().filter(|h| !d.info().host_memory || *h == Host::Pinned).collect();
+        for (way, h) in ways(&*d).flat_map(|w| hosts.iter().map(move |h| (w, *h))).filter(|(w, h)| w.serves(*h)) {
             for direction in Direction::ALL {
                 let c = found.get(way, direction, h).unwrap();
                 assert!(c.points().count() >= 8, "{way:?} {direction:?} {h:?}: {:?}", c.points().count());
@@ -349,14 +351,14 @@ fn curves_are_measured_once_stored_and_redone_when_damaged() {
         }
         let first = Engine::open_in(d.clone(), cache.clone()).unwrap().curves();
         // Measuring twice gives two results; the same one twice was stored.
-        assert_eq!(Engine::open_in(d.clone(), cache.clone()).unwrap().curves(), first);
+        assert!(Engine::open_in(d.clone(), cache.clone()).unwrap().curves() == first);
         for entry in std::fs::read_dir(&dir).unwrap() {
             let path = entry.unwrap().path();
             let mut bytes = std::fs::read(&path).unwrap();
             *bytes.last_mut().unwrap() ^= 1;
             std::fs::write(&path, bytes).unwrap();
         }
-        assert_ne!(Engine::open_in(d.clone(), cache.clone()).unwrap().curves(), first);
+        assert!(Engine::open_in(d.clone(), cache.clone()).unwrap().curves() != first);
         std::fs::remove_dir_all(&dir).unwrap();
     }
 }
@@ -366,7 +368,7 @@ fn splitting_that_gains_nothing_is_given_up() {
     let d = devices().remove(0);
     let (by_engine, mapped) = (Way::Direct(Method::Engine), Way::Direct(Method::Mapped));
     // Nothing is as fast as that: every transfer takes longer than it is said to by one way alone.
-    let curves = lines(&[(by_engine, 1, 1), (mapped, 1, 1)], Some(1000));
+    let curves = lines(&[(by_engine, 1, 1), (mapped, 1, 1)], Some(500));
     let engine = Engine::with_curves(d.clone(), curves);
     let memory = engine.memory(1 << 20).unwrap();
     let mut stream = engine.stream().unwrap();

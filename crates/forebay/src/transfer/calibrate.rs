@@ -1,7 +1,8 @@
 //! Finding out what each way costs on this machine.
 //!
-//! Sizes grow, and at each size all ways are measured in turns, so that whatever else the machine does meets them alike.
-//! Time for a size is bounded, so the whole is; sizes that were not reached are extrapolated from the last one.
+//! Sizes grow, and at each size all ways are measured in turns, so that whatever else the machine does meets them alike;
+//! then those that were close once more, against each other. Time for a size is bounded, so the whole is; sizes that were
+//! not reached are extrapolated from the last one.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,7 +20,7 @@ use crate::error::Result;
 pub const BUDGET: Duration = Duration::from_secs(2);
 /// Largest size that is measured: beyond it every way is at its rate.
 const LARGEST: usize = 128 << 20;
-/// Samples of a way at a size: enough for a median, few enough for many sizes. Of the largest ones two will do.
+/// Samples of a way at a size: enough for a median, few enough for many sizes. Of the largest ones one will do at first.
 const SAMPLES: (usize, usize) = (3, 200);
 const LARGE: usize = 32 << 20;
 /// A way that takes so many times as long as the best at so many sizes in a row, from this size on, is not measured at
@@ -27,9 +28,14 @@ const LARGE: usize = 32 << 20;
 const HOPELESS: u64 = 6;
 const GIVEN_UP: u32 = 2;
 const LONG: usize = 64 << 10;
+/// Parts of the time by whose end all ways were measured, and those that were close.
+const FIRST_PASS: f32 = 0.5;
+const SECOND_PASS: f32 = 0.82;
+/// How close: the second best takes less than this much of the best.
+const CLOSE_PERCENT: u64 = 130;
 /// Sizes at which two ways are tried together, and how often.
 const TOGETHER: [usize; 3] = [1 << 20, 8 << 20, 64 << 20];
-const TRIALS: usize = 5;
+const TRIALS: usize = 15;
 /// Copies in the batch that tells what a further one adds.
 const BATCH: usize = 32;
 
@@ -54,28 +60,77 @@ impl Bench {
     }
 }
 
-fn shuffle(order: &mut [usize], seed: &mut u64) {
-    for i in (1..order.len()).rev() {
-        *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        order.swap(i, (*seed >> 33) as usize % (i + 1));
-    }
-}
-
 fn ns(d: Duration) -> u64 {
     d.as_nanos().min(u128::from(u64::MAX)) as u64
 }
 
+/// Of an even number of samples the lower one: what disturbs makes slower, never faster.
 fn median(samples: &mut [u64]) -> u64 {
     samples.sort_unstable();
-    samples.get(samples.len() / 2).copied().unwrap_or(0)
+    samples.get(samples.len().saturating_sub(1) / 2).copied().unwrap_or(0)
+}
+
+fn cost(samples: &mut [u64]) -> Cost {
+    let median = median(samples);
+    Cost { median, tail: samples.last().copied().unwrap_or(median) }
+}
+
+/// A way that is measured.
+struct Candidate {
+    way: Way,
+    direction: Direction,
+    host: Host,
+    points: Vec<Cost>,
+    /// Sizes in a row at which it was hopeless.
+    hopeless: u32,
+}
+
+/// Order without a pattern.
+struct Shuffle(u64);
+
+impl Shuffle {
+    fn order(&mut self, order: &mut [usize]) {
+        for i in (1..order.len()).rev() {
+            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            order.swap(i, (self.0 >> 33) as usize % (i + 1));
+        }
+    }
+}
+
+/// Samples of some candidates at one size, in another order each round: what one leaves in the caches is the next one's
+/// gain or loss. At least `least` rounds, at most [`SAMPLES`]', otherwise until the time is over.
+fn rounds(
+    bench: &mut Bench,
+    all: &[Candidate],
+    who: &[usize],
+    size: usize,
+    least: usize,
+    time: Duration,
+    shuffle: &mut Shuffle,
+) -> Result<Vec<Vec<u64>>> {
+    let (mut order, until) = ((0..who.len()).collect::<Vec<_>>(), Instant::now() + time);
+    let mut samples = vec![Vec::with_capacity(SAMPLES.1); who.len()];
+    for round in 0..SAMPLES.1 {
+        if round >= least && Instant::now() >= until {
+            break;
+        }
+        shuffle.order(&mut order);
+        for &i in &order {
+            let c = &all[who[i]];
+            samples[i].push(ns(bench.once(c.way, c.direction, c.host, size)?));
+        }
+    }
+    Ok(samples)
 }
 
 /// Measures every way that the device has.
 pub(super) fn measure(engine: &Arc<Engine>, budget: Duration) -> Result<Curves> {
     let begun = Instant::now();
     let device = engine.device();
-    // A quarter of a small device's memory at most, and never below what one page is for.
-    let largest = LARGEST.min((device.info().memory_bytes / 4) as usize).max(4096);
+    // What there is time for, a quarter of a small device's memory at most, and never below what one page is for.
+    let affordable = LARGEST as u128 * budget.as_nanos() / BUDGET.as_nanos();
+    let affordable = (affordable.min(LARGEST as u128) as usize).min((device.info().memory_bytes / 4) as usize);
+    let largest = 1 << affordable.max(4096).ilog2();
     let mut bench = Bench {
         stream: engine.stream()?,
         device: engine.memory(largest)?,
@@ -87,64 +142,103 @@ pub(super) fn measure(engine: &Arc<Engine>, budget: Duration) -> Result<Curves> 
         Way::Direct(m) => device.methods().contains(m),
         Way::Staged => true,
     };
-    let mut all: Vec<(Way, Direction, Host, Vec<Cost>)> = Vec::new();
+    let mut all: Vec<Candidate> = Vec::new();
     for way in Way::ALL.into_iter().filter(has) {
-        for direction in Direction::ALL {
-            all.extend(Host::ALL.into_iter().filter(|h| way.serves(*h)).map(|h| (way, direction, h, Vec::new())));
-        }
+        // Where all memory is as good as pinned memory only that is measured.
+        let hosts = Host::ALL.into_iter().filter(|h| way.serves(*h) && engine.place(*h) == *h);
+        let hosts: Vec<Host> = hosts.collect();
+        let each = Direction::ALL.into_iter().flat_map(|d| hosts.iter().map(move |h| (d, *h)));
+        all.extend(each.map(|(direction, host)| Candidate { way, direction, host, points: Vec::new(), hopeless: 0 }));
     }
     // The first copy of its kind does things that no other does, and memory that nobody touched is not there yet.
-    for (way, direction, host, _) in &all {
-        bench.once(*way, *direction, *host, 8)?;
+    for c in &all {
+        bench.once(c.way, c.direction, c.host, 8)?;
     }
     bench.once(Way::Direct(Method::Engine), Direction::ToDevice, Host::Pinned, largest)?;
-    let sizes: Vec<usize> = (0..MAX_POINTS).map(|i| Curve::size(i) as usize).take_while(|s| *s <= largest).collect();
-    let mut hopeless = vec![0; all.len()];
-    let (mut order, mut seed) = ((0..all.len()).collect::<Vec<_>>(), 1);
-    for (i, &size) in sizes.iter().enumerate() {
-        // An equal part of the time that is left for every size that is left, the two special measurements among them.
-        let left = budget.saturating_sub(begun.elapsed());
-        let until = Instant::now() + left / (sizes.len() - i + 4) as u32;
-        let mut samples = vec![Vec::with_capacity(SAMPLES.1); all.len()];
-        let least = if size < LARGE { SAMPLES.0 } else { 2 };
-        for round in 0..SAMPLES.1 {
-            if round >= least && Instant::now() >= until {
-                break;
-            }
-            // In another order each time: what one leaves in the caches is the next one's gain or loss.
-            shuffle(&mut order, &mut seed);
-            for &at in order.iter().filter(|at| hopeless[**at] < GIVEN_UP) {
-                let (way, direction, host, _) = &all[at];
-                samples[at].push(ns(bench.once(*way, *direction, *host, size)?));
-            }
-        }
-        for ((.., points), s) in all.iter_mut().zip(&mut samples).filter(|(_, s)| !s.is_empty()) {
-            let median = median(s);
-            points.push(Cost { median, tail: s.last().copied().unwrap_or(median) });
-        }
-        // What was given up stays so: it has no figure.
-        let latest = |of: &(Way, Direction, Host, Vec<Cost>)| of.3.get(i).map_or(u64::MAX, |c| c.median);
-        for (w, h) in all.iter().zip(&mut hopeless) {
-            let best = all.iter().filter(|o| (o.1, o.2) == (w.1, w.2)).map(latest).min().unwrap_or(0);
-            *h = if size >= LONG && latest(w) / HOPELESS > best { *h + 1 } else { 0 };
-        }
-        if begun.elapsed() > budget.mul_f32(0.8) {
-            break;
-        }
-    }
-    let all = all.into_iter();
-    let all = all.map(|(way, direction, host, points)| Measured { way, direction, host, curve: Curve::new(points) });
-    let mut curves = Curves { all: all.collect(), ..Curves::default() };
+    let mut shuffle = Shuffle(1);
+    survey(&mut bench, &mut all, largest, begun + budget.mul_f32(FIRST_PASS), &mut shuffle)?;
+    duels(&mut bench, &mut all, begun + budget.mul_f32(SECOND_PASS), &mut shuffle)?;
+    let measured =
+        |c: Candidate| Measured { way: c.way, direction: c.direction, host: c.host, curve: Curve::new(c.points) };
+    let mut curves = Curves { all: all.into_iter().map(measured).collect(), ..Curves::default() };
     for direction in Direction::ALL {
         curves.further[direction as usize] = further(&mut bench, direction, largest)?;
         if has(&Way::Direct(Method::Mapped)) {
-            for size in TOGETHER.into_iter().filter(|s| *s <= largest && begun.elapsed() < budget.mul_f32(0.9)) {
-                let permille = together(&mut bench, direction, size, &curves)?;
+            for size in TOGETHER.into_iter().filter(|s| *s <= largest && begun.elapsed() < budget.mul_f32(0.95)) {
+                let Some(permille) = together(&mut bench, direction, size, &curves)? else { continue };
                 curves.together[direction as usize].push(Together { bytes: size as u64, permille });
             }
         }
     }
     Ok(curves)
+}
+
+/// All ways at all sizes, in equal parts of the time.
+fn survey(
+    bench: &mut Bench,
+    all: &mut [Candidate],
+    largest: usize,
+    until: Instant,
+    shuffle: &mut Shuffle,
+) -> Result<()> {
+    let sizes: Vec<usize> = (0..MAX_POINTS).map(|i| Curve::size(i) as usize).take_while(|s| *s <= largest).collect();
+    for (i, &size) in sizes.iter().enumerate() {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            break;
+        }
+        let who: Vec<usize> = (0..all.len()).filter(|c| all[*c].hopeless < GIVEN_UP).collect();
+        let least = if size < LARGE { SAMPLES.0 } else { 1 };
+        let samples = rounds(bench, all, &who, size, least, left / (sizes.len() - i) as u32, shuffle)?;
+        for (c, mut s) in who.into_iter().zip(samples) {
+            all[c].points.push(cost(&mut s));
+        }
+        // What was given up stays so: it has no figure.
+        let latest = |of: &Candidate| of.points.get(i).map_or(u64::MAX, |c| c.median);
+        for c in 0..all.len() {
+            let rivals = all.iter().filter(|o| (o.direction, o.host) == (all[c].direction, all[c].host));
+            let best = rivals.map(latest).min().unwrap_or(0);
+            let hopeless = size >= LONG && latest(&all[c]) / HOPELESS > best;
+            all[c].hopeless = if hopeless { all[c].hopeless + 1 } else { 0 };
+        }
+    }
+    Ok(())
+}
+
+/// Where the two best ways are close they are measured against each other once more: among all others each was measured
+/// with what those left in the caches, and seldom.
+fn duels(bench: &mut Bench, all: &mut [Candidate], until: Instant, shuffle: &mut Shuffle) -> Result<()> {
+    let mut close: Vec<(usize, [usize; 2])> = Vec::new();
+    for (direction, host) in Direction::ALL.into_iter().flat_map(|d| Host::ALL.map(|h| (d, h))) {
+        for i in 0..MAX_POINTS {
+            let at = |c: &usize| all[*c].points.get(i).map_or(u64::MAX, |p| p.median);
+            let rivals = (0..all.len()).filter(|c| (all[*c].direction, all[*c].host) == (direction, host));
+            let mut rivals: Vec<usize> = rivals.filter(|c| at(c) < u64::MAX).collect();
+            rivals.sort_by_key(at);
+            if let [a, b, ..] = rivals[..]
+                && at(&b) < at(&a).saturating_mul(CLOSE_PERCENT) / 100
+            {
+                close.push((i, [a, b]));
+            }
+        }
+    }
+    // The small ones need little time, and leave it to the large ones.
+    close.sort_unstable();
+    for (n, (i, pair)) in close.iter().enumerate() {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            break;
+        }
+        let size = Curve::size(*i) as usize;
+        let samples = rounds(bench, all, pair, size, 1, left / (close.len() - n) as u32, shuffle)?;
+        for (c, mut s) in pair.iter().zip(samples) {
+            let (found, point) = (cost(&mut s), &mut all[*c].points[*i]);
+            // A few of them: with those of the first pass.
+            let median = if s.len() >= SAMPLES.0 { found.median } else { found.median.min(point.median) };
+            *point = Cost { median, tail: found.tail.max(point.tail) };
+        }
+    }
+    Ok(())
 }
 
 /// What a further copy of a batch adds, ns.
@@ -169,12 +263,15 @@ fn further(bench: &mut Bench, direction: Direction, largest: usize) -> Result<u6
     Ok(many.saturating_sub(one) / (ranges.len() as u64 - 1).max(1))
 }
 
-/// What engine and mapping take together over what the slower of them takes alone, in thousandths.
-fn together(bench: &mut Bench, direction: Direction, bytes: usize, curves: &Curves) -> Result<u64> {
+/// What a split transfer takes over one by the engine alone, in thousandths; none where none can be split.
+fn together(bench: &mut Bench, direction: Direction, bytes: usize, curves: &Curves) -> Result<Option<u64>> {
     bench.stream.force(None)?;
-    let mut ratios = Vec::new();
-    for _ in 0..if bytes < LARGE { TRIALS } else { 2 } {
-        ratios.push(bench.stream.together(direction, &bench.device, &mut bench.pinned, bytes, curves)?);
+    let (mut alone, mut split) = (Vec::new(), Vec::new());
+    for _ in 0..if bytes < LARGE { TRIALS } else { 3 } {
+        let found = bench.stream.alone_and_split(direction, &bench.device, &mut bench.pinned, bytes, curves)?;
+        let Some((a, s)) = found else { return Ok(None) };
+        alone.push(a);
+        split.push(s);
     }
-    Ok(median(&mut ratios))
+    Ok(Some(median(&mut split) * 1000 / median(&mut alone).max(1)))
 }

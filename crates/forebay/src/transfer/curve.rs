@@ -170,12 +170,12 @@ pub struct Measured {
     pub curve: Curve,
 }
 
-/// How much two ways hinder each other.
+/// What splitting a transfer over engine and mapping gains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Together {
     /// Size of the whole transfer, bytes.
     pub bytes: u64,
-    /// Time of both over the slower one's alone, in thousandths.
+    /// Time of the split transfer over that of the engine alone, in thousandths.
     pub permille: u64,
 }
 
@@ -184,16 +184,15 @@ pub struct Together {
 pub struct Curves {
     /// All curves; of each way, direction and memory at most one.
     pub all: Vec<Measured>,
-    /// What a copy by engine and a mapped one of the same transfer take together, over the slower of the two alone, by
-    /// direction; empty where they cannot go at the same time.
+    /// What engine and mapping gain together, by direction; empty where they cannot go at the same time.
     pub together: [Vec<Together>; 2],
     /// What each further copy of a batch adds, ns, by direction.
     pub further: [u64; 2],
 }
 
 impl Curves {
-    /// How much engine and mapping hinder each other in a transfer of `bytes`, in thousandths: the worse of what was
-    /// measured at the sizes around it.
+    /// What a split transfer of `bytes` takes over one by the engine alone, in thousandths: the worse of what was measured
+    /// at the sizes around it.
     pub fn together(&self, direction: Direction, bytes: u64) -> Option<u64> {
         let all = &self.together[direction as usize];
         let below = all.iter().filter(|t| t.bytes <= bytes).max_by_key(|t| t.bytes)?;

@@ -160,7 +160,12 @@ impl Engine {
 
     /// How a transfer would go now, while nothing else is in flight.
     pub fn plan(&self, direction: Direction, bytes: u64, host: Host) -> Plan {
-        plan::plan(&Request::new(direction, bytes, host), &self.known().curves)
+        plan::plan(&Request::new(direction, bytes, self.place(host)), &self.known().curves)
+    }
+
+    /// Where the host's bytes are for this device: of one whose memory is the host's, all memory is as good.
+    pub(super) fn place(&self, host: Host) -> Host {
+        if self.device.info().host_memory { Host::Pinned } else { host }
     }
 
     /// Host memory from which the device copies fastest, zeroed.

@@ -3,6 +3,8 @@
 //! Rules:
 //! 1. A transfer goes by the way with the least expected time; one with a deadline by the way with the least time that few
 //!    copies exceed, because a deadline is missed by the slow ones.
+//!    Where the engine takes at most a twentieth longer it is preferred: it occupies no processor, and so small a difference
+//!    is not sure.
 //! 2. Whatever is queued on the device delays every way alike: a mapped copy, too, waits for those before it.
 //! 3. The mapping has one writer at a time. While another stream uses it, and for memory that has none, other ways are
 //!    taken.
@@ -17,6 +19,10 @@ use smallvec::SmallVec;
 
 use super::curve::{Cost, Curve, Curves, Host, MAX_POINTS, Way};
 
+/// What every device has.
+const ENGINE: Way = Way::Direct(Method::Engine);
+/// The engine may take this part longer than the best way.
+const NEAR: u64 = 20;
 /// Boundaries of a split lie on multiples of this.
 const SPLIT_GRAIN: u64 = 4096;
 
@@ -76,8 +82,10 @@ pub fn plan(r: &Request, curves: &Curves) -> Plan {
     let wanted = |c: Cost| if r.deadline.is_some() { c.tail } else { c.median };
     let ways = Way::ALL.into_iter().filter(|w| open(*w));
     let best = ways.filter_map(|w| measured(w).map(|c| (w, c))).min_by_key(|(_, c)| wanted(*c));
+    let engine = measured(ENGINE).map(|c| (ENGINE, c));
+    let near = |b: &(Way, Cost)| engine.filter(|e| wanted(e.1) <= wanted(b.1).saturating_add(wanted(b.1) / NEAR));
     // Nothing known: the way that every device has.
-    let (way, alone) = best.unwrap_or((Way::Direct(Method::Engine), Cost::default()));
+    let (way, alone) = best.map_or((ENGINE, Cost::default()), |b| near(&b).unwrap_or(b));
     let split = split(r, curves).filter(|(_, c)| wanted(*c) < wanted(alone) / 7 * 6);
     let (pieces, cost) = match split {
         Some((at, cost)) if open(Way::Direct(Method::Mapped)) => {
@@ -95,13 +103,14 @@ pub fn plan(r: &Request, curves: &Curves) -> Plan {
 /// Engine and mapping at once: where to cut, and what that takes.
 fn split(r: &Request, curves: &Curves) -> Option<(u64, Cost)> {
     let together = curves.together(r.direction, r.bytes)?;
-    let (at, a, b) = cut(r, curves)?;
+    let at = cut(r, curves)?;
+    let alone = curves.get(Way::Direct(Method::Engine), r.direction, r.host)?.cost(r.bytes);
     let of = |v: u64| (u128::from(v) * u128::from(together) / 1000).min(u128::from(u64::MAX)) as u64;
-    Some((at, Cost { median: of(a.median.max(b.median)), tail: of(a.tail.max(b.tail)) }))
+    Some((at, Cost { median: of(alone.median), tail: of(alone.tail) }))
 }
 
-/// Where to cut for engine and mapping to end together, and what each of them would take alone.
-pub(super) fn cut(r: &Request, curves: &Curves) -> Option<(u64, Cost, Cost)> {
+/// Where to cut for engine and mapping to end together.
+pub(super) fn cut(r: &Request, curves: &Curves) -> Option<u64> {
     let engine = curves.get(Way::Direct(Method::Engine), r.direction, r.host)?;
     let mapped = curves.get(Way::Direct(Method::Mapped), r.direction, r.host)?;
     // The engine's time grows with the cut, the other's falls: halve the interval until it is a grain.
@@ -112,7 +121,7 @@ pub(super) fn cut(r: &Request, curves: &Curves) -> Option<(u64, Cost, Cost)> {
         if engine.cost(at).median < mapped.cost(r.bytes - at).median { low = middle } else { high = middle }
     }
     let at = low * SPLIT_GRAIN;
-    (at > 0 && at < r.bytes).then(|| (at, engine.cost(at), mapped.cost(r.bytes - at)))
+    (at > 0 && at < r.bytes).then_some(at)
 }
 
 /// What [`plan`] answers to requests without deadline or anything in flight, looked up instead of computed: between two
@@ -220,7 +229,6 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const ENGINE: Way = Way::Direct(Method::Engine);
     const MAPPED: Way = Way::Direct(Method::Mapped);
 
     /// `start` ns and then `per_kib` ns a KiB; one in a thousand takes `slow` times as long.
@@ -254,8 +262,9 @@ mod tests {
         let c = curves();
         assert_eq!(ways(&plan(&request(64), &c)), [MAPPED]);
         assert_eq!(ways(&plan(&request(1 << 20), &c)), [ENGINE]);
-        // Where they cross, at 138 KiB.
-        assert_eq!(ways(&plan(&request(130 << 10), &c)), [MAPPED]);
+        // They cross at 138 KiB, and are near each other from 126 on.
+        assert_eq!(ways(&plan(&request(120 << 10), &c)), [MAPPED]);
+        assert_eq!(ways(&plan(&request(135 << 10), &c)), [ENGINE]);
         assert_eq!(ways(&plan(&request(145 << 10), &c)), [ENGINE]);
     }
 
@@ -276,7 +285,7 @@ mod tests {
         let mut c = curves();
         let r = Request { no_mapping: true, ..request(64) };
         assert_eq!(ways(&plan(&r, &c)), [ENGINE]);
-        c.together = together(1000);
+        c.together = together(700);
         assert_eq!(ways(&plan(&Request { no_mapping: true, ..request(1 << 24) }, &c)), [ENGINE]);
     }
 
@@ -284,14 +293,14 @@ mod tests {
     fn a_transfer_is_split_where_that_was_measured_to_pay() {
         let mut c = curves();
         assert_eq!(ways(&plan(&request(1 << 24), &c)), [ENGINE], "never measured together");
-        c.together = together(1000);
+        c.together = together(700);
         let p = plan(&request(1 << 24), &c);
         assert_eq!(ways(&p), [ENGINE, MAPPED]);
         // 18 and 60 ns a KiB: the engine gets 60/78 of it.
         assert!((p.pieces[0].bytes as f64 / (1 << 24) as f64 - 60.0 / 78.0).abs() < 0.02, "{p:?}");
         assert_eq!(ways(&plan(&request((1 << 20) - 1), &c)), [ENGINE], "smaller than any that was measured");
         // They hinder each other.
-        c.together = together(1250);
+        c.together = together(950);
         assert_eq!(ways(&plan(&request(1 << 24), &c)), [ENGINE]);
     }
 
@@ -355,13 +364,14 @@ mod tests {
             }
             prop_assert_eq!(at, bytes);
             prop_assert!(p.cost.median <= p.cost.tail);
-            // No single way that may be taken is expected to be faster (or, with a deadline, faster at its worst).
+            // No single way that may be taken is expected to be faster by more than a twentieth (or, with a deadline,
+            // faster at its worst).
             for way in Way::ALL.into_iter().filter(|w| w.serves(r.host) && !(busy && *w == MAPPED)) {
                 if let Some(c) = curves.get(way, r.direction, r.host) {
                     let c = c.cost(bytes);
                     let (ours, theirs) =
                         if deadline.is_some() { (p.cost.tail, c.tail) } else { (p.cost.median, c.median) };
-                    prop_assert!(ours <= theirs.saturating_add(backlog));
+                    prop_assert!(ours <= theirs.saturating_add(theirs / 20 + 1).saturating_add(backlog));
                 }
             }
         }

@@ -56,7 +56,7 @@ pub(super) fn load(cache: &Cache, device: &dyn Device) -> Option<Curves> {
         }
     }
     // Every device has an engine.
-    let engine = |d| Host::ALL.iter().all(|h| curves.get(Way::ALL[0], d, *h).is_some());
+    let engine = |d| curves.get(Way::ALL[0], d, Host::Pinned).is_some();
     Direction::ALL.into_iter().all(engine).then_some(curves)
 }
 

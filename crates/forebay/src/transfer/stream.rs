@@ -306,6 +306,7 @@ impl Stream {
         if bytes == 0 {
             return Ok(());
         }
+        let host = self.engine.place(host);
         self.engine.refresh(&mut self.known);
         let to = Target { direction, device, offset, host: p };
         self.count = self.count.wrapping_add(1);
@@ -410,6 +411,7 @@ impl Stream {
                 return Err(forebay_hal::Error::Invalid { device: self.name(), what }.into());
             }
         }
+        let host = self.engine.place(host);
         let merged = plan::merge(ranges.iter().copied());
         self.engine.refresh(&mut self.known);
         let engine = self.engine.clone();
@@ -434,29 +436,28 @@ impl Stream {
         made.and(self.settle())
     }
 
-    /// What engine and mapping take together over what the slower of them takes alone, in thousandths; for calibration.
-    /// A thousand says that they do not hinder each other, two thousand that one waits for the other.
-    pub(super) fn together(
+    /// What a transfer takes by the engine alone, and split, ns; for calibration. None where it cannot be split.
+    pub(super) fn alone_and_split(
         &mut self,
         direction: Direction,
         device: &Buffer,
         memory: &mut Pinned,
         bytes: usize,
         curves: &Curves,
-    ) -> Result<u64> {
+    ) -> Result<Option<(u64, u64)>> {
         let request = Request::new(direction, bytes as u64, Host::Pinned);
-        let Some((at, ..)) = plan::cut(&request, curves) else { return Ok(u64::MAX) };
+        let Some(at) = plan::cut(&request, curves) else { return Ok(None) };
         let to = Target { direction, device, offset: 0, host: memory.as_mut_ptr() };
         let first = Piece { offset: 0, bytes: at, way: Way::Direct(Method::Engine) };
         let second = Piece { offset: at, bytes: bytes as u64 - at, way: Way::Direct(Method::Mapped) };
-        let mut time = |pieces: &[Piece]| -> Result<u128> {
+        let mut time = |pieces: &[Piece]| -> Result<u64> {
             let begun = Instant::now();
             // SAFETY: `memory` has the bytes and is borrowed; `go` waits.
             unsafe { self.go(&to, pieces)? };
-            Ok(begun.elapsed().as_nanos())
+            Ok(begun.elapsed().as_nanos().min(u128::from(u64::MAX)) as u64)
         };
-        let (a, b, both) = (time(&[first])?, time(&[second])?, time(&[first, second])?);
-        Ok((both * 1000 / a.max(b).max(1)) as u64)
+        let whole = Piece { offset: 0, bytes: bytes as u64, way: Way::Direct(Method::Engine) };
+        Ok(Some((time(&[whole])?, time(&[first, second])?)))
     }
 }
 

@@ -16,10 +16,12 @@ use super::schema::{Row, median};
 
 /// Sizes: powers of two from 8 B to 256 MiB.
 const SIZES: std::ops::RangeInclusive<u32> = 3..=28;
-/// Samples of everything at a size.
-const SAMPLES: (usize, usize) = (7, 301);
-/// Time for one size, in one direction, from one kind of memory.
-const PER_SIZE: Duration = Duration::from_millis(250);
+/// Rounds in which everything is measured once at a size: enough, and far more than enough.
+const SAMPLES: (usize, usize) = (301, 100_000);
+/// Time for one size, in one direction, from one kind of memory: so long that a hiccup of the machine is not all of it, and
+/// no longer, however few rounds that are.
+const LEAST: Duration = Duration::from_millis(40);
+const PER_SIZE: Duration = Duration::from_millis(300);
 /// The engine may be so much slower than the fastest way at a size.
 const NEAR: f64 = 1.05;
 
@@ -125,11 +127,13 @@ fn curves(engine: &Arc<Engine>, found: &mut Found) -> Result<()> {
         let (mut near, mut slower) = (Vec::new(), Vec::new());
         for size in SIZES.map(|i| 1usize << i).filter(|s| *s <= largest) {
             eprint!("\rtransfer: {kind} {}, {}: {:>8} ", direction.name(), host.name(), plot::bytes(size as f64));
-            let mut samples = vec![Vec::with_capacity(SAMPLES.1); paths.len()];
+            let mut samples = vec![Vec::new(); paths.len()];
             let mut order: Vec<usize> = (0..paths.len()).collect();
-            let until = Instant::now() + PER_SIZE;
-            for round in 0..SAMPLES.1 {
-                if round >= SAMPLES.0 && Instant::now() > until {
+            let from = Instant::now();
+            let until = from + PER_SIZE;
+            for round in 0.. {
+                let now = Instant::now();
+                if now > until || (round >= SAMPLES.0 && now > from + LEAST) || round >= SAMPLES.1 {
                     break;
                 }
                 // In another order each time: what one leaves in the caches is the next one's gain or loss.
