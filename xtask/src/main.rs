@@ -15,7 +15,7 @@ export FOREBAY_COMMIT="@COMMIT@" FOREBAY_CACHE="${FOREBAY_CACHE:-$OUT/cache}"
 mkdir -p "$OUT"
 status=0
 try() { echo "== $*"; "$@" || { echo "FAILED: $*"; status=1; }; }
-try ./forebay doctor
+try ./forebay doctor --calibrate
 try ./forebay bench conformance --out "$OUT"
 for test in ./tests/*; do try "$test" --test-threads=2; done
 try ./forebay demo gesture --device cuda --frames 600 --rate max --quiet
@@ -26,6 +26,7 @@ try ./forebay bench ptask --device cuda --full --out "$OUT"
 try ./forebay bench fusion --device cuda --out "$OUT"
 try ./forebay bench schedulers --out "$OUT"
 try ./forebay bench dispatch --out "$OUT"
+try ./forebay bench transfer --out "$OUT"
 exit $status
 "#;
 

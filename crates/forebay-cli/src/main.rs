@@ -7,6 +7,7 @@ mod graph;
 mod perfetto;
 mod service;
 mod sharing;
+mod workloads;
 
 use std::process::ExitCode;
 

@@ -131,3 +131,26 @@ fn the_demonstration_plays_its_three_acts() {
     assert_eq!(names, ["alone", "default", "steered"]);
     assert!(acts.as_array().unwrap().iter().all(|a| a["latency_ms"]["items"].as_u64() > Some(5)), "{acts}");
 }
+
+#[test]
+fn a_program_gets_no_more_memory_of_an_accelerator_than_it_may() {
+    let forebay = env!("CARGO_BIN_EXE_forebay");
+    let run = |limit: &str| {
+        let program = ["run", "--anyway", "--memory", limit, "--", forebay, "demo", "gesture", "--device", "opencl"];
+        let args = [&program[..], &["--frames", "3", "--rate", "max", "--quiet"]].concat();
+        self::forebay(std::path::Path::new(""), &args)
+    };
+    let enough = run("4GiB");
+    if text(&enough.stderr).contains("no device") || text(&enough.stderr).contains("cannot open") {
+        eprintln!("skipped: no OpenCL device here");
+        return;
+    }
+    assert!(enough.status.success(), "{}", text(&enough.stderr));
+    let refused = run("100K");
+    let why = text(&refused.stderr);
+    assert!(!refused.status.success() && why.contains("out of memory") && why.contains("limit 102400 B"), "{why}");
+    for wrong in ["", "x", "5X", "0", "99999999999T"] {
+        let out = run(wrong);
+        assert!(!out.status.success() && text(&out.stderr).contains("bytes"), "{wrong}: {}", text(&out.stderr));
+    }
+}

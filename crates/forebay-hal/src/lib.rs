@@ -23,7 +23,7 @@ mod transfer;
 
 pub use error::{DriverError, Error, Result};
 pub use kernel::{Arg, ArgSpan, CpuFn, Geometry, Kernel, KernelImpl, Source};
-pub use memory::{Buffer, Memory};
+pub use memory::{Buffer, MEMORY_VARIABLE, Memory};
 pub use queue::{Completion, Fence, HostFn, Issued, KeepAlive, Listed, Queue, Recorded};
 pub use transfer::{Direction, Method};
 
@@ -116,6 +116,17 @@ pub trait Device: Send + Sync {
     /// As [`Device::alloc`].
     fn alloc_mapped(&self, bytes: usize) -> Result<Buffer> {
         self.alloc(bytes)
+    }
+
+    /// Allocates host memory that kernels of this device read and write in place, without any copy: two handles to the
+    /// same bytes, the host's and the device's. What the host wrote before a launch the kernel sees; what a kernel wrote
+    /// the host sees once a fence behind it has been reached.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where a device cannot reach host memory; [`Error::OutOfMemory`].
+    fn alloc_shared(&self, bytes: usize) -> Result<(Buffer, Buffer)> {
+        let _ = bytes;
+        Err(Error::Unsupported { device: self.info().name.clone(), what: "host memory that its kernels reach".into() })
     }
 
     /// Allocates host memory from which this device copies fastest (page-locked where that exists).

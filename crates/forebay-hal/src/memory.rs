@@ -30,5 +30,15 @@ pub trait Memory: Send + Sync + Any {
     fn as_any(&self) -> &dyn Any;
 }
 
+/// Bytes of each accelerator's memory that this process may use, if it is to use less than there is; `forebay run
+/// --memory` sets it.
+pub const MEMORY_VARIABLE: &str = "FOREBAY_MEMORY";
+
+/// The memory of an accelerator that this process may use: all of it, or what [`MEMORY_VARIABLE`] allows.
+pub(crate) fn allowed(bytes: u64) -> u64 {
+    let limit = std::env::var(MEMORY_VARIABLE).ok().and_then(|v| v.parse::<u64>().ok());
+    limit.map_or(bytes, |l| l.min(bytes))
+}
+
 /// A shared handle to device memory.
 pub type Buffer = Arc<dyn Memory>;

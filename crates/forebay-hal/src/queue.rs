@@ -44,6 +44,21 @@ pub trait Queue: Send {
         bytes: usize,
     ) -> Result<()>;
 
+    /// Stores into mapped memory without waiting for proof of arrival: the bytes arrive before whatever the calling thread
+    /// stores there afterwards, and soon. Elsewhere an ordinary transfer.
+    ///
+    /// # Errors
+    /// As [`Queue::transfer`].
+    ///
+    /// # Safety
+    /// `host` is valid for reading `bytes`; no command that is not finished uses that part of `device`.
+    unsafe fn post(&mut self, device: &Buffer, offset: usize, host: *const u8, bytes: usize) -> Result<()> {
+        // SAFETY: by the contract; the bytes are only read, and awaited here.
+        unsafe { self.transfer(Method::Engine, Direction::ToDevice, device, offset, host.cast_mut(), bytes)? };
+        let fence = self.fence()?;
+        self.wait(fence)
+    }
+
     /// Sets `bytes` bytes from `offset` on to `value`.
     fn fill(&mut self, dst: &Buffer, offset: usize, bytes: usize, value: u8) -> Result<()>;
 

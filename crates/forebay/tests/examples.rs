@@ -19,3 +19,4 @@ example!(sticky_and_meta, "../../../examples/3_sticky_and_meta.rs");
 example!(variable_length, "../../../examples/4_variable_length.rs");
 example!(priorities, "../../../examples/5_priorities.rs");
 example!(graph_file, "../../../examples/6_graph_file.rs");
+example!(transfer, "../../../examples/7_transfer.rs");

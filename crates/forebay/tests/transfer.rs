@@ -214,6 +214,13 @@ fn batches_and_transfers_under_way(d: &Arc<dyn Device>) {
     for (i, t) in under_way.into_iter().enumerate() {
         assert_eq!(stream.finish(t).unwrap()[0], i as u8);
     }
+    for i in 0..50u8 {
+        stream.post(&memory, 60_000 + usize::from(i), &[i]).unwrap();
+    }
+    let mut posted = [0u8; 52];
+    stream.read(&memory, 59_999, &mut posted[..]).unwrap();
+    assert!((0..50).all(|i| posted[i + 1] == i as u8), "{posted:?}");
+    invalid(stream.post(&memory, (1 << 16) - 1, &[1, 2]));
     let other = d.alloc(1000).unwrap();
     stream.copy(&memory, 96, &other, 8, 800).unwrap();
     let mut there = vec![0; 800];

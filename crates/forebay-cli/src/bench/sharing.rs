@@ -9,6 +9,7 @@ use forebayd::service::World as _;
 use forebayd::system::System;
 
 use super::schema::Row;
+use crate::sharing::file::CHUNK;
 use crate::sharing::{Stage, quantile};
 
 /// Shares in percent, and the tasks' lengths, µs; Proteus's figure 5 is the last one.
@@ -88,6 +89,46 @@ fn interactive(device: Kind, rows: &mut Vec<Row>) -> Result<(), String> {
     Ok(())
 }
 
+/// PTask's table 3: an encrypted file beside programs that take everything; and its table 4: two files whose programs have
+/// different nice values.
+fn encrypted_file(device: Kind, rows: &mut Vec<Row>) -> Result<(), String> {
+    let mb = |rate: f64| rate * CHUNK as f64 / 1e6;
+    let beside = |served: bool, hogs: usize| -> Result<f64, String> {
+        let stage = Stage::new(served)?;
+        let file = stage.encrypted_file(device)?;
+        let hogs = (0..hogs).map(|_| stage.program(device, 1000, None)).collect::<Result<Vec<_>, _>>()?;
+        if served {
+            // As much as it would have with one other.
+            stage.set(&file, Class::Custom(500_000))?;
+        }
+        let all: Vec<_> = std::iter::once(&file).chain(&hogs).collect();
+        stage.watch(&all, SETTLED, |_| {});
+        Ok(mb(stage.watch(&all, MEASURED, |_| {})[0].rate))
+    };
+    let alone = beside(false, 0)?;
+    for hogs in [1, 2, 4] {
+        let (default, ours) = (beside(false, hogs)?, beside(true, hogs)?);
+        let case = format!("{}, table 3: an encrypted file that has half, beside {hogs} hogs", device.name());
+        let row = Row::new(case, "MB/s", Some(ours)).peer("default", Some(default)).peer("alone", Some(alone));
+        rows.push(Row { ratio: Some(ours / alone), ..row });
+    }
+    for (a, b) in [(0, 0), (0, 5), (0, 10), (-5, 5)] {
+        let stage = Stage::new(true)?;
+        let files = [stage.encrypted_file(device)?, stage.encrypted_file(device)?];
+        stage.set_nice(&files[0], a)?;
+        stage.set_nice(&files[1], b)?;
+        let all = [&files[0], &files[1]];
+        stage.watch(&all, SETTLED, |_| {});
+        let s = stage.watch(&all, MEASURED, |_| {});
+        let case = format!("{}, table 4: two encrypted files, nice {a} and {b}", device.name());
+        // A step of nice is a factor of 1.25.
+        let due = 1.25f64.powi(i32::from(b) - i32::from(a));
+        let row = Row::new(case, "MB/s", Some(mb(s[0].rate))).peer("the other", Some(mb(s[1].rate)));
+        rows.push(Row { ratio: Some(s[0].rate / s[1].rate), target: format!("by weight {due:.2}"), ..row });
+    }
+    Ok(())
+}
+
 /// What asking and reading cost, in this process.
 fn client(rows: &mut Vec<Row>) -> Result<(), String> {
     const N: u64 = 20_000_000;
@@ -162,6 +203,7 @@ pub fn run(device: Option<Kind>) -> Result<Vec<Row>, String> {
         eprintln!("sharing: {}", d.name());
         shares(d, &mut rows)?;
         interactive(d, &mut rows)?;
+        encrypted_file(d, &mut rows)?;
     }
     eprintln!("sharing: what it costs");
     client(&mut rows)?;

@@ -13,19 +13,39 @@ use super::{Serve, connect};
   forebay run --class background -- ./train.sh
   forebay run --share 40 -- ./render --frames 1000
   forebay run --class interactive -- ./viewer       (for the group `forebay`, or root)
+  forebay run --memory 2G -- ./simulate
 
 The program takes the place of this command: it has its process number, gets its signals and gives its exit status.
 Programs that it starts are served in the same way. A program that does not use Forebay's library runs as it always did:
-steering it on a GPU is not available yet.")]
+steering it on a GPU is not available yet, and --memory does not bind it.")]
 pub struct Options {
     #[command(flatten)]
     serve: Serve,
+    /// Most memory of each accelerator that it may use, with K, M, G or T for 1024s; more is refused as if there were none
+    #[arg(long, value_name = "LIMIT", value_parser = bytes)]
+    memory: Option<u64>,
     /// Run the program unrestricted if no service is there, instead of not at all
     #[arg(long)]
     anyway: bool,
     /// The program and its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
+}
+
+/// A number of bytes: digits, then perhaps a unit.
+fn bytes(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let shift = match text[digits.len()..].trim_end_matches("iB").trim_end_matches('B') {
+        "" => 0,
+        "K" | "k" => 10,
+        "M" | "m" => 20,
+        "G" | "g" => 30,
+        "T" | "t" => 40,
+        _ => return Err("a number of bytes, as 500M or 2G".into()),
+    };
+    let number = digits.parse::<u64>().map_err(|_| "a number of bytes, as 500M or 2G".to_owned())?;
+    let bytes = number.checked_mul(1 << shift).filter(|b| *b > 0);
+    bytes.ok_or_else(|| "a number of bytes above 0 and below 2^64".into())
 }
 
 /// Sets this process's class and becomes the program.
@@ -41,7 +61,11 @@ pub fn run(o: &Options) -> Result<(), String> {
         Ok(_) => {}
     }
     let Some((program, arguments)) = o.command.split_first() else { return Err("no command".into()) };
-    let why = std::process::Command::new(program).args(arguments).exec();
+    let mut command = std::process::Command::new(program);
+    if let Some(limit) = o.memory {
+        command.env(forebay::hal::MEMORY_VARIABLE, limit.to_string());
+    }
+    let why = command.args(arguments).exec();
     let code = if why.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 };
     eprintln!("forebay: {}: {why}", program.to_string_lossy());
     // As a shell says it.

@@ -1,7 +1,8 @@
 //! Programs that share a device, and a service of their own: what `demo sharing` and `bench sharing` are made of.
 //!
-//! The programs are real processes ([`program`]); a [`Stage`] starts and stops them, with a service or without.
+//! The programs are real processes ([`program`], [`file`]); a [`Stage`] starts and stops them, with a service or without.
 
+pub mod file;
 pub mod program;
 mod stage;
 

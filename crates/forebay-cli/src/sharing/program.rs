@@ -34,8 +34,11 @@ KERNEL void blur(GLOBAL const float *x, GLOBAL float *y, uint rounds, uint n) {
 #[derive(clap::Args)]
 pub struct Options {
     /// Length of one task, microseconds of the device
-    #[arg(long)]
+    #[arg(long, default_value_t = 1000)]
     task_us: u64,
+    /// Instead of blurring, write an encrypted file and read it back, without end
+    #[arg(long)]
+    encrypted_file: bool,
     /// Milliseconds between two items; without, as many as possible
     #[arg(long)]
     period_ms: Option<u64>,
@@ -110,8 +113,24 @@ fn failed(e: &forebay::Error) -> ! {
     std::process::exit(1)
 }
 
+fn encrypted_file(device: Kind) -> Result<(), String> {
+    static CHUNKS: AtomicU64 = AtomicU64::new(0);
+    std::thread::spawn(|| {
+        loop {
+            std::thread::sleep(REPORT);
+            crate::say(&CHUNKS.load(Ordering::Relaxed).to_string());
+        }
+    });
+    super::file::run(device, || {
+        CHUNKS.fetch_add(1, Ordering::Relaxed);
+    })
+}
+
 /// Runs until it is killed.
 pub fn run(o: &Options) -> Result<(), String> {
+    if o.encrypted_file {
+        return encrypted_file(o.device);
+    }
     let text = |e: forebay::Error| e.to_string();
     let rt = Runtime::builder().only(o.device).map_err(text)?.build().map_err(text)?;
     let device = forebay::hal::discover(&[o.device]).0.into_iter().next();

@@ -96,11 +96,19 @@ impl Stage {
 
     /// Starts a program, and waits until it works.
     pub fn program(&self, device: Kind, task_us: u64, period_ms: Option<u64>) -> Result<Actor, String> {
+        let period = period_ms.map(|ms| ["--period-ms".to_owned(), ms.to_string()]);
+        let task = ["--task-us".to_owned(), task_us.to_string()];
+        self.start(device, &[&task[..], period.as_ref().map_or(&[], |p| &p[..])].concat())
+    }
+
+    /// Starts a program that works on an encrypted file, and waits until it does.
+    pub fn encrypted_file(&self, device: Kind) -> Result<Actor, String> {
+        self.start(device, &["--encrypted-file".to_owned()])
+    }
+
+    fn start(&self, device: Kind, args: &[String]) -> Result<Actor, String> {
         let mut c = Command::new(this()?);
-        c.args(["demo", "sharing-program", "--task-us", &task_us.to_string(), "--device", device.name()]);
-        if let Some(ms) = period_ms {
-            c.args(["--period-ms", &ms.to_string()]);
-        }
+        c.args(["demo", "sharing-program", "--device", device.name()]).args(args);
         // An empty name is no service at all, whatever there is on this machine.
         let socket = if self.service.is_some() { self.socket().into_os_string() } else { "".into() };
         c.env(forebay_proto::SOCKET_VARIABLE, socket).stdout(Stdio::piped()).stderr(Stdio::inherit());
@@ -129,6 +137,12 @@ impl Stage {
     /// Sets a program's class.
     pub fn set(&self, a: &Actor, class: Class) -> Result<(), String> {
         let request = Request::Set { pid: a.pid(), class: Some(class), nice: None };
+        self.connect()?.ask(&request).map(drop).map_err(|e| e.to_string())
+    }
+
+    /// Sets the nice value by which a program of class normal is weighted.
+    pub fn set_nice(&self, a: &Actor, nice: i8) -> Result<(), String> {
+        let request = Request::Set { pid: a.pid(), class: None, nice: Some(nice) };
         self.connect()?.ask(&request).map(drop).map_err(|e| e.to_string())
     }
 

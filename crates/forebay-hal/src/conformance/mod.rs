@@ -27,6 +27,7 @@ const CHECKS: &[(&str, Check)] = &[
     ("info is filled in", info),
     ("copies bring every byte back, at odd sizes and offsets", copies),
     ("every method of transfer brings every byte there and back, and no other", transfers),
+    ("posted bytes arrive, and kernels reach shared host memory, where there is such", posted_and_shared),
     ("device to device copies", device_copies),
     ("fill", fill),
     ("a kernel runs over exactly its space in 1, 2 and 3 dimensions", spaces),
@@ -200,6 +201,47 @@ fn transfers(d: &dyn Device) -> std::result::Result<(), String> {
         }
     }
     Ok(())
+}
+
+fn posted_and_shared(d: &dyn Device) -> std::result::Result<(), String> {
+    let mut q = d.queue().map_err(text)?;
+    let b = d.alloc_mapped(4096).map_err(text)?;
+    q.fill(&b, 0, 4096, 0).map_err(text)?;
+    let f = q.fence().map_err(text)?;
+    q.wait(f).map_err(text)?;
+    let data: Vec<u32> = (1..=100).collect();
+    // SAFETY: the words are there, and nothing uses the buffer any more.
+    unsafe { q.post(&b, 64, data.as_ptr().cast(), 400).map_err(text)? };
+    let back = read(d, &mut *q, &b).map_err(text)?;
+    ensure(back[16..116] == data[..] && back[..16].iter().chain(&back[116..]).all(|w| *w == 0), || {
+        format!("{back:?}")
+    })?;
+    // SAFETY: refused.
+    ensure(unsafe { q.post(&b, 4000, data.as_ptr().cast(), 400) }.is_err(), || "beyond the buffer".into())?;
+
+    let n = 1000usize;
+    let (host, device) = match d.alloc_shared(4 * n) {
+        Err(Error::Unsupported { .. }) => return Ok(()),
+        other => other.map_err(text)?,
+    };
+    let out = d.alloc(4 * n).map_err(text)?;
+    let k = d.compile(&source(d.info().kind, "twice"), "twice").map_err(text)?;
+    for round in 0..3u32 {
+        let data: Vec<u32> = (0..n as u32).map(|i| i + round).collect();
+        write(&host, &data);
+        // From shared memory to the device's and back again, in place.
+        q.launch(&k, &Geometry::linear(n), &[Arg::Buffer(&device), Arg::Buffer(&out), Arg::U32(n as u32)])
+            .map_err(text)?;
+        q.launch(&k, &Geometry::linear(n), &[Arg::Buffer(&out), Arg::Buffer(&device), Arg::U32(n as u32)])
+            .map_err(text)?;
+        let f = q.fence().map_err(text)?;
+        q.wait(f).map_err(text)?;
+        let want: Vec<u32> = data.iter().map(|v| 4 * v + 3).collect();
+        ensure(words(&host)[..n] == want[..], || format!("round {round}: {:?}", &words(&host)[..4]))?;
+    }
+    let before = d.allocated();
+    drop((host, device));
+    ensure(d.allocated() <= before, || "shared memory was given back twice".into())
 }
 
 fn device_copies(d: &dyn Device) -> std::result::Result<(), String> {

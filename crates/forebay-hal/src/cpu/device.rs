@@ -152,6 +152,11 @@ impl Device for CpuDevice {
         compile(source, entry, &self.info.name)
     }
 
+    fn alloc_shared(&self, bytes: usize) -> Result<(Buffer, Buffer)> {
+        let b = self.alloc(bytes)?;
+        Ok((b.clone(), b))
+    }
+
     fn methods(&self) -> &[Method] {
         &Method::ALL
     }

@@ -168,6 +168,7 @@ impl CudaDevice {
         }
         // SAFETY: the driver NUL-terminates within the length, and the last byte was never written.
         let name = unsafe { std::ffi::CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
+        let limit = crate::memory::allowed(bytes as u64);
         let units = attribute(device, sys::ATTRIBUTE_MULTIPROCESSOR_COUNT);
         let mhz = attribute(device, sys::ATTRIBUTE_CLOCK_RATE) / 1000;
         let cc = attribute(device, sys::ATTRIBUTE_CC_MAJOR) * 10 + attribute(device, sys::ATTRIBUTE_CC_MINOR);
@@ -177,7 +178,7 @@ impl CudaDevice {
                 name: name.clone(),
                 driver: format!("CUDA {}.{} sm_{cc}", version / 1000, version % 1000 / 10),
                 compute_units: units,
-                memory_bytes: bytes as u64,
+                memory_bytes: limit,
                 strength: u64::from(units) * u64::from(mhz.max(1000)) * 128,
                 host_memory: false,
                 is_cpu: false,
@@ -188,7 +189,7 @@ impl CudaDevice {
                 device,
                 name,
                 allocated: AtomicU64::new(0),
-                limit: bytes as u64,
+                limit,
                 lost: OnceLock::new(),
             }),
             cc,
@@ -275,8 +276,9 @@ impl KernelImpl for CudaKernel {
 pub(super) struct CudaMemory {
     ptr: CuDevicePtr,
     len: usize,
-    /// The part of a slab that it is; otherwise it is an allocation of its own.
+    /// The part of a slab that it is, or the host memory; otherwise it is an allocation of its own.
     part: Option<Part>,
+    host: Option<Buffer>,
     context: Arc<Context>,
 }
 
@@ -297,6 +299,9 @@ impl Memory for CudaMemory {
 
 impl Drop for CudaMemory {
     fn drop(&mut self) {
+        if self.host.is_some() {
+            return;
+        }
         self.context.allocated.fetch_sub(self.len as u64, Ordering::Relaxed);
         if self.part.is_some() {
             return;
@@ -350,23 +355,35 @@ impl Device for CudaDevice {
         let c = &self.context;
         let d = c.enter()?;
         let mut ptr = 0;
+        let refused = c.used().saturating_add(bytes as u64) > c.limit;
         // SAFETY: `ptr` is valid.
-        let code = unsafe { (d.cuMemAlloc)(&mut ptr, bytes.max(1)) };
+        let code = if refused { sys::ERROR_OUT_OF_MEMORY } else { unsafe { (d.cuMemAlloc)(&mut ptr, bytes.max(1)) } };
         if code == sys::ERROR_OUT_OF_MEMORY {
             let used = c.used();
             return Err(Error::OutOfMemory { device: c.name.clone(), requested: bytes as u64, used, limit: c.limit });
         }
         c.check("cuMemAlloc", code)?;
         c.allocated.fetch_add(bytes as u64, Ordering::Relaxed);
-        Ok(Arc::new(CudaMemory { ptr, len: bytes, part: None, context: c.clone() }))
+        Ok(Arc::new(CudaMemory { ptr, len: bytes, part: None, host: None, context: c.clone() }))
     }
 
     fn alloc_mapped(&self, bytes: usize) -> Result<Buffer> {
         let c = &self.context;
         c.enter()?;
-        let Some(part) = self.windows.alloc(c, bytes) else { return self.alloc(bytes) };
+        let fits = c.used().saturating_add(bytes as u64) <= c.limit;
+        let Some(part) = fits.then(|| self.windows.alloc(c, bytes)).flatten() else { return self.alloc(bytes) };
         c.allocated.fetch_add(bytes as u64, Ordering::Relaxed);
-        Ok(Arc::new(CudaMemory { ptr: part.device(), len: bytes, part: Some(part), context: c.clone() }))
+        Ok(Arc::new(CudaMemory { ptr: part.device(), len: bytes, part: Some(part), host: None, context: c.clone() }))
+    }
+
+    fn alloc_shared(&self, bytes: usize) -> Result<(Buffer, Buffer)> {
+        let host = self.alloc_host(bytes)?;
+        let p = host.host_ptr().ok_or_else(|| self.context.invalid("page-locked memory without an address".into()))?;
+        // Page-locked memory has one address for both sides.
+        let ptr = p.as_ptr() as CuDevicePtr;
+        let device =
+            CudaMemory { ptr, len: bytes, part: None, host: Some(host.clone()), context: self.context.clone() };
+        Ok((host, Arc::new(device)))
     }
 
     fn alloc_host(&self, bytes: usize) -> Result<Buffer> {

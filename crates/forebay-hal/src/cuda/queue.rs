@@ -296,6 +296,23 @@ impl Queue for CudaQueue {
         Ok(())
     }
 
+    unsafe fn post(&mut self, device: &Buffer, offset: usize, host: *const u8, bytes: usize) -> Result<()> {
+        self.context.enter()?;
+        check_range(device, offset, bytes, &self.context.name)?;
+        if let Some(mapped) = self.mine(device).and_then(|m| m.part.as_ref()?.host()) {
+            // SAFETY: the range was checked and lies in the window; the contract says that nothing else uses it.
+            unsafe {
+                use crate::cpu::streaming::{Width, store};
+                store(Width::widest(), host, mapped.as_ptr().add(offset), bytes);
+            }
+            return Ok(());
+        }
+        // SAFETY: by the contract; awaited here.
+        unsafe { self.transfer(Method::Engine, Direction::ToDevice, device, offset, host.cast_mut(), bytes)? };
+        let fence = self.fence()?;
+        self.wait(fence)
+    }
+
     fn fill(&mut self, dst: &Buffer, offset: usize, bytes: usize, value: u8) -> Result<()> {
         let d = self.context.enter()?;
         check_range(dst, offset, bytes, &self.context.name)?;

@@ -102,7 +102,7 @@ impl ClDevice {
         let mhz = device::get_device_info(id, device::CL_DEVICE_MAX_CLOCK_FREQUENCY).map(u32::from).unwrap_or(1000);
         let gpu = number(device::CL_DEVICE_TYPE) & device::CL_DEVICE_TYPE_GPU != 0;
         let name = text(device::CL_DEVICE_NAME);
-        let limit = number(device::CL_DEVICE_GLOBAL_MEM_SIZE);
+        let limit = crate::memory::allowed(number(device::CL_DEVICE_GLOBAL_MEM_SIZE));
         let ctx = check("clCreateContext", &name, context::create_context(&[id], null(), None, null_mut()))?;
         Ok(ClDevice {
             info: DeviceInfo {
@@ -232,6 +232,8 @@ impl KernelImpl for ClKernel {
 pub(super) struct ClMemory {
     id: cl_mem,
     len: usize,
+    /// The host memory that it is, if it is.
+    host: Option<Buffer>,
     context: Arc<Context>,
 }
 
@@ -256,7 +258,9 @@ impl Drop for ClMemory {
     fn drop(&mut self) {
         // SAFETY: created in `alloc`, released once.
         let _ = unsafe { memory::release_mem_object(self.id) };
-        self.context.allocated.fetch_sub(self.len as u64, Ordering::Relaxed);
+        if self.host.is_none() {
+            self.context.allocated.fetch_sub(self.len as u64, Ordering::Relaxed);
+        }
     }
 }
 
@@ -285,7 +289,23 @@ impl Device for ClDevice {
             Err(code) => return check("clCreateBuffer", &c.name, Err(code)),
         };
         c.allocated.fetch_add(bytes as u64, Ordering::Relaxed);
-        Ok(Arc::new(ClMemory { id, len: bytes, context: c.clone() }))
+        Ok(Arc::new(ClMemory { id, len: bytes, host: None, context: c.clone() }))
+    }
+
+    fn alloc_shared(&self, bytes: usize) -> Result<(Buffer, Buffer)> {
+        let c = &self.context;
+        let host = crate::cpu::HostMemory::buffer(bytes.max(1))?;
+        // Other devices may keep a copy of such memory, and bring it up to date only around a mapping.
+        let p = host.host_ptr().filter(|_| self.info.is_cpu).ok_or_else(|| Error::Unsupported {
+            device: c.name.clone(),
+            what: "host memory that its kernels reach".into(),
+        })?;
+        let flags = memory::CL_MEM_READ_WRITE | memory::CL_MEM_USE_HOST_PTR;
+        // SAFETY: the memory has the bytes, and lives as long as the buffer, which holds it.
+        let made = unsafe { memory::create_buffer(c.id, flags, bytes.max(1), p.as_ptr().cast()) };
+        let id = check("clCreateBuffer", &c.name, made)?;
+        let device = ClMemory { id, len: bytes, host: Some(host.clone()), context: c.clone() };
+        Ok((host, Arc::new(device)))
     }
 
     fn compile(&self, source: &Source, entry: &str) -> Result<Kernel> {

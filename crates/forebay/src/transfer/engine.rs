@@ -168,6 +168,14 @@ impl Engine {
         if self.device.info().host_memory { Host::Pinned } else { host }
     }
 
+    /// Host memory that the device's kernels read and write in place: the host's handle and the device's.
+    ///
+    /// # Errors
+    /// [`forebay_hal::Error::Unsupported`] where the device cannot reach host memory; out of memory.
+    pub fn shared(&self, bytes: usize) -> Result<(Buffer, Buffer)> {
+        Ok(self.device.alloc_shared(bytes)?)
+    }
+
     /// Host memory from which the device copies fastest, zeroed.
     ///
     /// # Errors

@@ -116,6 +116,26 @@ impl Stream {
         unsafe { self.run(Direction::ToDevice, device, offset, bytes.as_ptr().cast_mut(), bytes.len(), host) }
     }
 
+    /// Sends `from` without proof of arrival, where the processor stores it itself: it arrives soon, and before whatever
+    /// this stream posts to that memory afterwards. A doorbell, that is; what must have arrived takes [`Stream::write`].
+    /// Nothing that was started may use that part of the memory any more.
+    ///
+    /// # Errors
+    /// As [`Stream::write`].
+    pub fn post(&mut self, device: &Buffer, offset: usize, from: &[u8]) -> Result<()> {
+        self.check(device, offset, from.len())?;
+        if !self.in_flight.is_empty() {
+            self.settle()?;
+        }
+        let engine = self.engine.mapping().map(|_| self.engine.clone());
+        match engine.as_ref().map(|e| e.try_mapping()) {
+            // Another stream has the mapping: this one goes the other way, and is awaited.
+            Some(None) => self.write(device, offset, from),
+            // SAFETY: the bytes are there; all that this stream began has ended.
+            _ => unsafe { self.queue.post(device, offset, from.as_ptr(), from.len()).map_err(Into::into) },
+        }
+    }
+
     /// Brings bytes from `device` at `offset` until `to` is full.
     ///
     /// # Errors
