@@ -26,6 +26,7 @@
 pub mod block;
 mod error;
 pub mod graph;
+pub mod resident;
 mod run;
 mod sync;
 mod template;

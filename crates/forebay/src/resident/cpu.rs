@@ -1,0 +1,83 @@
+//! Task functions built for the CPU: by the machine's C++ compiler, kept in the cache like any compiled kernel.
+
+use std::io::Write as _;
+use std::os::fd::AsRawFd as _;
+use std::process::{Command, Stdio};
+
+use forebay_hal::cache::Cache;
+
+use super::layout;
+use super::{Error, Result};
+
+/// What the compiler is told.
+const OPTIONS: [&str; 7] = ["-std=c++17", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-x", "c++"];
+
+/// A loaded grid: the function that is a block.
+pub(super) struct Code {
+    block: unsafe extern "C" fn(*mut layout::Grid, u32),
+    /// The function's code.
+    _library: libloading::Library,
+}
+
+impl Code {
+    /// Is block `block` of the grid until that is stopped.
+    ///
+    /// # Safety
+    /// `grid` is valid, and so is all that it points to, until this returns.
+    pub(super) unsafe fn run(&self, grid: *mut layout::Grid, block: u32) {
+        // SAFETY: the library lives as long as `self`; by the contract.
+        unsafe { (self.block)(grid, block) }
+    }
+}
+
+fn version(compiler: &str) -> Option<String> {
+    let out = Command::new(compiler).arg("--version").stderr(Stdio::null()).output().ok()?;
+    out.status.success().then(|| String::from_utf8_lossy(&out.stdout).into_owned())
+}
+
+pub(super) fn build(text: &str) -> Result<Code> {
+    let chosen = std::env::var("CXX").ok().filter(|c| !c.is_empty());
+    let names = chosen.map_or_else(|| vec!["g++".to_owned(), "clang++".into(), "c++".into()], |c| vec![c]);
+    let found = names.iter().find_map(|n| version(n).map(|v| (n.clone(), v)));
+    let (compiler, version) = found.ok_or_else(|| Error::NoCompiler(format!("tried {}", names.join(", "))))?;
+    let cache = Cache::user();
+    let key = Cache::key(&[b"resident", text.as_bytes(), version.as_bytes(), OPTIONS.join(" ").as_bytes()]);
+    if let Some(code) = cache.get(&key).and_then(|binary| load(&binary).ok()) {
+        return Ok(code);
+    }
+    let start = |e: std::io::Error| Error::Start(format!("{compiler}: {e}"));
+    let dir = std::env::temp_dir();
+    let out = dir.join(format!("forebay-resident-{}-{:?}.so", std::process::id(), std::thread::current().id()));
+    let mut command = Command::new(&compiler);
+    command.args(OPTIONS).arg("-").arg("-o").arg(&out);
+    let piped = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = piped.spawn().map_err(start)?;
+    let written = child.stdin.take().map_or(Ok(()), |mut to| to.write_all(text.as_bytes()));
+    let done = child.wait_with_output().map_err(start)?;
+    let binary = std::fs::read(&out);
+    let _ = std::fs::remove_file(&out);
+    if !done.status.success() {
+        return Err(Error::Compile(String::from_utf8_lossy(&done.stderr).into_owned()));
+    }
+    written.map_err(start)?;
+    let binary = binary.map_err(start)?;
+    let code = load(&binary)?;
+    cache.put(&key, &binary);
+    Ok(code)
+}
+
+fn load(binary: &[u8]) -> Result<Code> {
+    let start = |e: &dyn std::fmt::Display| Error::Start(e.to_string());
+    let file = rustix::fs::memfd_create("resident", rustix::fs::MemfdFlags::CLOEXEC).map_err(|e| start(&e))?;
+    let mut file = std::fs::File::from(file);
+    file.write_all(binary).map_err(|e| start(&e))?;
+    // The loader knows libraries by path: a number that is used again would be the old library.
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    // SAFETY: made by our own build of the program's own functions; it has no initialisers.
+    let library = unsafe { libloading::Library::new(&path) }.map_err(|e| start(&e))?;
+    std::mem::forget(file);
+    // SAFETY: the signature is that of device/resident/grid.h.
+    let block = *unsafe { library.get::<unsafe extern "C" fn(*mut layout::Grid, u32)>(b"fb_block\0") }
+        .map_err(|e| start(&e))?;
+    Ok(Code { block, _library: library })
+}

@@ -1,0 +1,290 @@
+//! What host and device share, written once: the structs here, and the C header that [`header`] makes of them, with the
+//! sizes and offsets that Rust found asserted in it.
+
+use std::fmt::Write as _;
+
+/// Stop words.
+pub const RUN: u32 = 0;
+/// Finish what was submitted, then end.
+pub const STOP_DRAIN: u32 = 1;
+/// End after the present task.
+pub const STOP_NOW: u32 = 2;
+
+/// Bits of a status; none is success.
+pub const UNKNOWN_FUNCTION: u32 = 1;
+/// The root used up its fuel.
+pub const OUT_OF_FUEL: u32 = 2;
+/// Bits from here on are the program's own ([`super::Error::Failed`]).
+pub const FIRST_OWN: u32 = 1 << 8;
+
+/// Bytes of arguments.
+pub const ARGS: usize = 32;
+/// Bytes of a result.
+pub const RESULT: usize = 40;
+
+/// A type with a C name.
+trait InC {
+    fn declare(name: &str) -> String;
+}
+
+macro_rules! scalar {
+    ($($t:ty => $c:literal),*) => {$(
+        impl InC for $t {
+            fn declare(name: &str) -> String {
+                format!("{} {name}", $c)
+            }
+        }
+    )*};
+}
+scalar!(u8 => "unsigned char", u32 => "u32", u64 => "u64");
+
+impl<T: InC, const N: usize> InC for [T; N] {
+    fn declare(name: &str) -> String {
+        T::declare(&format!("{name}[{N}]"))
+    }
+}
+
+impl<T: InC> InC for *mut T {
+    fn declare(name: &str) -> String {
+        T::declare(&format!("*{name}"))
+    }
+}
+
+macro_rules! shared {
+    ($($(#[$doc:meta])* struct $name:ident align($align:literal) { $($(#[$fdoc:meta])* $field:ident: $ty:ty,)* })*) => {
+        $(
+            $(#[$doc])*
+            #[repr(C, align($align))]
+            pub struct $name { $($(#[$fdoc])* pub $field: $ty,)* }
+
+            impl InC for $name {
+                fn declare(name: &str) -> String {
+                    format!("struct {} {name}", stringify!($name))
+                }
+            }
+        )*
+
+        fn structs() -> String {
+            let mut out = String::new();
+            $(
+                let _ = writeln!(out, "struct alignas({}) {} {{", $align, stringify!($name));
+                $(let _ = writeln!(out, "  {};", <$ty as InC>::declare(stringify!($field)));)*
+                let _ = writeln!(out, "}};\nstatic_assert(sizeof({}) == {}, \"size\");", stringify!($name), size_of::<$name>());
+                $(
+                    let _ = writeln!(
+                        out,
+                        "static_assert(FB_OFFSET({0}, {1}) == {2}, \"offset\");",
+                        stringify!($name),
+                        stringify!($field),
+                        std::mem::offset_of!($name, $field)
+                    );
+                )*
+            )*
+            out
+        }
+    };
+}
+
+shared! {
+    /// A task that the host submits; written by the host, read by one block.
+    struct Slot align(64) {
+        /// Number of the function.
+        function: u32,
+        /// Tasks and units that it and its descendants may use; 0 for no limit.
+        fuel: u32,
+        /// First item of a range.
+        first: u64,
+        /// Items; one for a task that is no range.
+        count: u64,
+        /// Arguments, as the function wants them.
+        args: [u8; ARGS],
+        /// Nothing.
+        unused: u32,
+        /// Ticket + 1, written last: the slot is filled.
+        seq: u32,
+    }
+    /// What the host gets back; written by the block that ends the last task of a root, read by the host.
+    struct Done align(64) {
+        /// The result.
+        result: [u8; RESULT],
+        /// Status bits.
+        status: u32,
+        /// Nothing.
+        unused: [u32; 4],
+        /// Ticket + 1, written last: the slot may be used again.
+        seq: u32,
+    }
+    /// A task on the device.
+    struct Task align(8) {
+        /// Number of the function.
+        function: u32,
+        /// To whose completion it belongs.
+        root: u32,
+        /// First item.
+        first: u64,
+        /// Items.
+        count: u64,
+        /// 0 before 1.
+        priority: u32,
+        /// Nothing.
+        unused: u32,
+        /// Arguments.
+        args: [u8; ARGS],
+    }
+    /// What is known of a submitted task on the device.
+    struct Root align(64) {
+        /// Its tasks that are not done, those included that wait for others.
+        remaining: u32,
+        /// Status bits.
+        status: u32,
+        /// Fuel that is left.
+        fuel: u32,
+        /// Whether it has a limit.
+        limited: u32,
+        /// Its ring, and the queue of its tasks.
+        priority: u32,
+        /// Ticket + 1.
+        seq: u32,
+        /// The result.
+        result: [u8; RESULT],
+    }
+    /// A place in a queue.
+    struct Cell align(8) {
+        /// Whose turn it is (queue.h, rule 2).
+        seq: u32,
+        /// Nothing.
+        unused: u32,
+        /// What is in it.
+        task: Task,
+    }
+    /// A word with a line of its own.
+    struct Queue align(128) {
+        /// What may be taken.
+        count: u32,
+        /// Nothing.
+        pad0: [u32; 31],
+        /// What may be put.
+        space: u32,
+        /// Nothing.
+        pad1: [u32; 31],
+        /// Next ticket to take.
+        head: u32,
+        /// Nothing.
+        pad2: [u32; 31],
+        /// Next ticket to put.
+        tail: u32,
+        /// Cells; a power of two.
+        size: u32,
+        /// The cells.
+        cells: *mut Cell,
+    }
+    /// A task that waits for others.
+    struct Node align(8) {
+        /// How many.
+        pending: u32,
+        /// Nothing.
+        unused: u32,
+        /// The task.
+        task: Task,
+    }
+    /// From the host to the device.
+    struct Ring align(128) {
+        /// Next ticket; blocks take them before the host has filled their slots.
+        head: u32,
+        /// Slots; a power of two.
+        size: u32,
+        /// Root of its first slot.
+        first_root: u32,
+        /// Nothing.
+        unused: u32,
+        /// The slots.
+        slots: *mut Slot,
+    }
+    /// How a block is; written by it, read by the host.
+    struct Beat align(64) {
+        /// Grows while it lives.
+        epoch: u32,
+        /// 1 while it runs a task.
+        busy: u32,
+        /// That task's function.
+        function: u32,
+        /// Its root's ticket + 1.
+        ticket: u32,
+    }
+    /// What the host wants; written by the host.
+    struct Control align(64) {
+        /// A stop word.
+        stop: u32,
+    }
+    /// Everything.
+    struct Grid align(128) {
+        /// Urgent and ordinary.
+        rings: [Ring; 2],
+        /// Tasks for everybody: urgent and ordinary.
+        queues: [Queue; 2],
+        /// Numbers of nodes that are free.
+        free_nodes: Queue,
+        /// Blocks that look for work.
+        idle: u32,
+        /// Blocks there are.
+        blocks: u32,
+        /// Items of a range that a block does at a time.
+        grain: u64,
+        /// The nodes.
+        nodes: *mut Node,
+        /// A root for each slot of both rings.
+        roots: *mut Root,
+        /// The same.
+        done: *mut Done,
+        /// One for each block.
+        beats: *mut Beat,
+        /// The host's word.
+        control: *mut Control,
+    }
+}
+
+/// The header that the device's code begins with.
+pub fn header() -> String {
+    let mut out = String::from(
+        "// Made from crates/forebay/src/resident/layout.rs; `cargo test` says when it is out of date.\n#pragma once\n\
+         typedef unsigned int u32;\ntypedef unsigned long long u64;\n\
+         #if defined(__CUDACC_RTC__)\n#define FB_OFFSET(T, f) __INTADDR__(&((T *)0)->f)\n\
+         #else\n#define FB_OFFSET(T, f) __builtin_offsetof(T, f)\n#endif\n",
+    );
+    let numbers = [
+        ("FB_STOP_DRAIN", STOP_DRAIN),
+        ("FB_STOP_NOW", STOP_NOW),
+        ("FB_UNKNOWN_FUNCTION", UNKNOWN_FUNCTION),
+        ("FB_OUT_OF_FUEL", OUT_OF_FUEL),
+        ("FB_FIRST_OWN", FIRST_OWN),
+        ("FB_NONE", u32::MAX),
+    ];
+    for (name, value) in numbers {
+        let _ = writeln!(out, "#define {name} {value}u");
+    }
+    out + &structs()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_header_in_the_tree_is_the_one_that_rust_makes() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../device/resident/layout.h");
+        if std::env::var_os("FOREBAY_BLESS").is_some() {
+            std::fs::write(path, header()).unwrap();
+        }
+        let there = std::fs::read_to_string(path).unwrap_or_default();
+        assert!(
+            there == header(),
+            "device/resident/layout.h is out of date: FOREBAY_BLESS=1 cargo test -p forebay writes it"
+        );
+    }
+
+    #[test]
+    fn a_slot_is_a_line_whose_last_word_is_its_sequence_number() {
+        assert_eq!((size_of::<Slot>(), std::mem::offset_of!(Slot, seq)), (64, 60));
+        assert_eq!((size_of::<Done>(), std::mem::offset_of!(Done, seq)), (64, 60));
+    }
+}

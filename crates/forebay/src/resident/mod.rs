@@ -1,0 +1,230 @@
+//! The resident grid: blocks that stay on a device and take tasks from the host and from each other, without a launch for
+//! each.
+//!
+//! A program gives task functions in CUDA C++ ([`Builder`]); the grid is loaded with all of them and started. Tasks are
+//! submitted as [`Call`]s and awaited by [`Ticket`]s; they may make further tasks, wait for each other and work on ranges, on
+//! the device alone. `docs/resident.md` has the protocol.
+//!
+//! Today a grid runs on the CPU ([`Builder::start_on_cpu`]), where a block is a thread: for development, tests and machines
+//! without a GPU. A C++ compiler is needed at run time.
+//!
+//! layout.rs: what both sides share; host.rs: rings, completions, the watchdog; cpu.rs: building and running on the CPU.
+
+mod cpu;
+mod host;
+mod layout;
+
+pub use host::{Call, Completion, Grid, Stuck, Ticket};
+pub use layout::{ARGS, FIRST_OWN, RESULT, header};
+
+/// What can go wrong with a grid.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Error {
+    /// No compiler for the task functions.
+    #[error("no C++ compiler for resident tasks on the CPU: {0}; install g++ or clang++, or set CXX")]
+    NoCompiler(String),
+    /// The task functions do not compile.
+    #[error("resident tasks do not compile:\n{0}")]
+    Compile(String),
+    /// Memory, threads or the loader.
+    #[error("the grid cannot start: {0}")]
+    Start(String),
+    /// A setting out of bounds.
+    #[error("{what} is {is}; {allowed} is allowed")]
+    Setting {
+        /// The setting.
+        what: &'static str,
+        /// What it was.
+        is: u64,
+        /// What it may be.
+        allowed: &'static str,
+    },
+    /// A function that was not named when the grid was built.
+    #[error("the grid has no function {name:?}; it has: {known}")]
+    NoFunction {
+        /// The name, or number.
+        name: String,
+        /// What there is.
+        known: String,
+    },
+    /// More arguments than fit.
+    #[error("{is} bytes of arguments; a task takes {} at most", layout::ARGS)]
+    Arguments {
+        /// How many.
+        is: usize,
+    },
+    /// The ring is full.
+    #[error("the ring is full: {0} tasks are submitted and not done")]
+    Full(usize),
+    /// The grid has been stopped.
+    #[error("the grid has been stopped")]
+    Stopped,
+    /// The root used up its fuel.
+    #[error("task {function:?} used up its fuel")]
+    OutOfFuel {
+        /// The submitted task's function.
+        function: String,
+    },
+    /// A function number that the device does not know.
+    #[error("a task made one of a function that does not exist (submitted: {function:?})")]
+    UnknownFunction {
+        /// The submitted task's function.
+        function: String,
+    },
+    /// The program's own status.
+    #[error("task {function:?} failed with status {status:#x}")]
+    Failed {
+        /// The submitted task's function.
+        function: String,
+        /// Its bits, from [`FIRST_OWN`] on.
+        status: u32,
+    },
+    /// It took too long.
+    #[error("task {function:?} is not done after {waited:?}{}", stuck.as_ref().map_or(String::new(), |s| format!("; {s}")))]
+    TimedOut {
+        /// The submitted task's function.
+        function: String,
+        /// How long was waited.
+        waited: std::time::Duration,
+        /// A block that makes no progress, if there is one.
+        stuck: Option<Stuck>,
+    },
+}
+
+/// Result of this module.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Most blocks of a grid.
+const MAX_BLOCKS: usize = 1024;
+/// Most slots, nodes and places in a queue.
+const MAX_SIZE: usize = 1 << 20;
+
+/// Settings and task functions of a grid.
+///
+/// ```
+/// use forebay::resident::{Builder, Call};
+///
+/// let grid = Builder::new("TASK(square) {
+///     const u64 x = *(const u64 *)t->args;
+///     *(u64 *)fb_result(c) = x * x;
+/// }")
+/// .functions(["square"])
+/// .start_on_cpu();
+/// # if matches!(grid, Err(forebay::resident::Error::NoCompiler(_))) { return Ok(()) }
+/// let grid = grid?;
+/// let ticket = grid.submit(Call::new(grid.function("square")?).args(&12u64.to_ne_bytes()))?;
+/// assert_eq!(grid.wait(ticket)?.result_as::<u64>(), 144);
+/// # Ok::<(), forebay::resident::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Builder {
+    source: String,
+    functions: Vec<String>,
+    blocks: usize,
+    ring: usize,
+    nodes: usize,
+    queue: usize,
+    grain: u64,
+}
+
+impl Builder {
+    /// A grid with the task functions in `source`: each is `TASK(name) { … }`, in which `c` is the context and `t` the task
+    /// (`device/resident/grid.h` says what they offer).
+    pub fn new(source: impl Into<String>) -> Self {
+        let blocks = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let functions = Vec::new();
+        Builder { source: source.into(), functions, blocks, ring: 1024, nodes: 4096, queue: 4096, grain: 256 }
+    }
+
+    /// Names of the functions that may be submitted or made by tasks. On the device function `i` of them has the number
+    /// `FN_name`.
+    pub fn functions<S: Into<String>>(mut self, names: impl IntoIterator<Item = S>) -> Self {
+        self.functions.extend(names.into_iter().map(Into::into));
+        self
+    }
+
+    /// Blocks; one a core by default.
+    pub fn blocks(mut self, n: usize) -> Self {
+        self.blocks = n;
+        self
+    }
+
+    /// Tasks that may be submitted and not done, in each of both rings; a power of two.
+    pub fn ring(mut self, n: usize) -> Self {
+        self.ring = n;
+        self
+    }
+
+    /// Tasks that may wait for others at a time; a power of two.
+    pub fn nodes(mut self, n: usize) -> Self {
+        self.nodes = n;
+        self
+    }
+
+    /// Tasks that may wait for a block, beyond those that blocks keep; a power of two.
+    pub fn queue(mut self, n: usize) -> Self {
+        self.queue = n;
+        self
+    }
+
+    /// Items of a range that a block does at a time.
+    pub fn grain(mut self, items: u64) -> Self {
+        self.grain = items;
+        self
+    }
+
+    fn check(&self) -> Result<()> {
+        let power = |what, n: usize| {
+            let ok = n.is_power_of_two() && (2..=MAX_SIZE).contains(&n);
+            if ok { Ok(()) } else { Err(Error::Setting { what, is: n as u64, allowed: "a power of two, 2 to 2^20," }) }
+        };
+        power("ring", self.ring)?;
+        power("nodes", self.nodes)?;
+        power("queue", self.queue)?;
+        if !(1..=MAX_BLOCKS).contains(&self.blocks) {
+            return Err(Error::Setting { what: "blocks", is: self.blocks as u64, allowed: "1 to 1024" });
+        }
+        if self.grain == 0 {
+            return Err(Error::Setting { what: "grain", is: 0, allowed: "1 or more" });
+        }
+        let name = |n: &String| {
+            let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+            n.chars().all(word) && n.starts_with(|c: char| !c.is_ascii_digit())
+        };
+        match self.functions.iter().find(|n| n.is_empty() || !name(n)) {
+            Some(bad) => Err(Error::NoFunction { name: bad.clone(), known: "names of C functions only".into() }),
+            None => Ok(()),
+        }
+    }
+
+    /// The whole of the device's code, for CUDA or C++.
+    pub fn text(&self) -> String {
+        let mut out = layout::header();
+        out.push_str(include_str!("../../../../device/resident/platform.h"));
+        out.push_str(include_str!("../../../../device/resident/queue.h"));
+        out.push_str(include_str!("../../../../device/resident/grid.h"));
+        out.push_str("#define TASK(name) FB_DEVICE void name(Context *c, const Task *t)\n");
+        for (i, name) in self.functions.iter().enumerate() {
+            out.push_str(&format!("#define FN_{name} {i}u\n"));
+        }
+        out.push_str("#line 1 \"tasks\"\n");
+        out.push_str(&self.source);
+        out.push_str("\n#line 1 \"table\"\nFB_DEVICE bool fb_call(u32 function, Context *c, const Task *t) {\n  switch (function) {\n");
+        for (i, name) in self.functions.iter().enumerate() {
+            out.push_str(&format!("    case {i}: {name}(c, t); return true;\n"));
+        }
+        out.push_str("  }\n  return false;\n}\n");
+        // Pragmas of headers that are parts of one text say nothing.
+        out.replace("#pragma once\n", "\n")
+    }
+
+    /// Builds the functions and starts the grid on the CPU, a thread a block.
+    ///
+    /// # Errors
+    /// [`Error::NoCompiler`], [`Error::Compile`] with the compiler's words, [`Error::Setting`], [`Error::Start`].
+    pub fn start_on_cpu(&self) -> Result<Grid> {
+        self.check()?;
+        let code = cpu::build(&self.text())?;
+        Grid::start(self.functions.clone(), self.blocks, [self.ring; 2], self.nodes, self.queue, self.grain, code)
+    }
+}

@@ -1,0 +1,317 @@
+//! The resident grid on the CPU: tasks that make tasks, wait for each other and work on ranges; and everything that can be
+//! wrong with them.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use forebay::resident::{ARGS, Builder, Call, Error, FIRST_OWN, Grid};
+
+/// What the tests submit. Data is passed by address.
+const TASKS: &str = r#"
+FB_DEVICE u64 arg(const Task *t, u32 i) { return ((const u64 *)t->args)[i]; }
+FB_DEVICE void count(u64 address, u64 by) {
+#ifdef FB_GPU
+  atomicAdd((u64 *)address, by);
+#else
+  __atomic_fetch_add((u64 *)address, by, __ATOMIC_RELAXED);
+#endif
+}
+TASK(add) {
+  if (fb_lane() == 0) *(u64 *)fb_result(c) = arg(t, 0) + arg(t, 1);
+}
+TASK(sum) {
+  u64 sum = 0;
+  for (u64 i = t->first + fb_lane(); i < t->first + t->count; i += fb_lanes()) sum += i;
+  count(arg(t, 0), sum);
+}
+// A tree: each task makes two of one less; the leaves count.
+TASK(tree) {
+  if (fb_lane() != 0) return;
+  const u64 depth = arg(t, 0);
+  if (depth == 0) { count(arg(t, 1), 1); return; }
+  const u64 args[2] = {depth - 1, arg(t, 1)};
+  for (u32 i = 0; i < 2; i++)
+    if (!fb_spawn(c, FN_tree, 0, 1, args, sizeof args)) {
+      // No room: all of that half at once.
+      count(arg(t, 1), 1ull << (depth - 1));
+      count(arg(t, 2), 1);
+    }
+}
+// A diamond: one task, `n` that wait for it, one that waits for all of them.
+TASK(diamond) {
+  if (fb_lane() != 0) return;
+  const u64 n = arg(t, 0);
+  const u64 last[2] = {arg(t, 1), n};
+  const u32 end = fb_node(c, (u32)n, FN_diamond_end, 0, 1, last, sizeof last);
+  if (end == FB_NONE) { fb_fail(c->grid, c->root, FB_FIRST_OWN); return; }
+  for (u64 i = 0; i < n; i++) {
+    const u64 args[2] = {arg(t, 1), end};
+    if (!fb_spawn(c, FN_diamond_side, i, 1, args, sizeof args)) {
+      count(arg(t, 1), 1);
+      fb_release(c, end);
+    }
+  }
+}
+TASK(diamond_side) {
+  if (fb_lane() != 0) return;
+  count(arg(t, 0), 1);
+  fb_release(c, (u32)arg(t, 1));
+}
+TASK(diamond_end) {
+  // All sides have been here.
+  if (fb_lane() == 0) *(u64 *)fb_result(c) = *(const volatile u64 *)arg(t, 0) == arg(t, 1);
+}
+TASK(endless) {
+  while (fb_burn(c, 1)) {}
+}
+TASK(deaf) {
+  // Says that it has begun, and waits for a word.
+  if (arg(t, 1)) fb_store_sys((u32 *)arg(t, 1), 1);
+  const u32 *word = (const u32 *)arg(t, 0);
+  while (!fb_load_sys(word)) {}
+}
+TASK(fails) { if (fb_lane() == 0) fb_fail(c->grid, c->root, FB_FIRST_OWN << 3); }
+TASK(unknown) { if (fb_lane() == 0) fb_spawn(c, 999, 0, 1, 0, 0); }
+TASK(order) {
+  // Puts its number behind those that were here before.
+  u64 *list = (u64 *)arg(t, 0);
+  if (fb_lane() == 0) list[1 + list[0]++] = arg(t, 1);
+}
+"#;
+
+const FUNCTIONS: [&str; 11] =
+    ["add", "sum", "tree", "diamond", "diamond_side", "diamond_end", "endless", "deaf", "fails", "unknown", "order"];
+
+fn builder() -> Builder {
+    Builder::new(TASKS).functions(FUNCTIONS)
+}
+
+fn start(b: Builder) -> Option<Grid> {
+    match b.start_on_cpu() {
+        Err(e @ Error::NoCompiler(_)) => {
+            eprintln!("skipped: {e}");
+            None
+        }
+        other => Some(other.unwrap()),
+    }
+}
+
+fn call(g: &Grid, name: &str, args: &[u64]) -> Call {
+    Call::new(g.function(name).unwrap()).args(bytemuck::cast_slice(args))
+}
+
+fn address<T>(of: &T) -> u64 {
+    std::ptr::from_ref(of) as u64
+}
+
+#[test]
+fn every_task_is_done_once_and_answers_its_own_ticket() {
+    // More tasks than slots, from several threads; tickets are awaited in any order or not at all.
+    let Some(g) = start(builder().ring(16).blocks(3)) else { return };
+    std::thread::scope(|s| {
+        for t in 0..4u64 {
+            let g = &g;
+            s.spawn(move || {
+                let mut tickets = Vec::new();
+                for i in 0..300u64 {
+                    let c = call(g, "add", &[t << 32, i]);
+                    let ticket = g.submit(if i % 7 == 0 { c.urgent() } else { c }).unwrap();
+                    match i % 5 {
+                        0 => drop(ticket),
+                        1 => assert_eq!(g.wait(ticket).unwrap().result_as::<u64>(), (t << 32) + i),
+                        _ => tickets.push((i, ticket)),
+                    }
+                }
+                tickets.reverse();
+                for (i, ticket) in tickets {
+                    assert_eq!(g.wait(ticket).unwrap().result_as::<u64>(), (t << 32) + i);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn ranges_trees_and_diamonds_are_whole() {
+    for (blocks, queue, nodes) in [(1, 2, 2), (2, 64, 64), (4, 1024, 256), (7, 4, 2)] {
+        let Some(g) = start(builder().blocks(blocks).queue(queue).nodes(nodes).ring(64).grain(100)) else { return };
+        let (sum, leaves, at_once, sides) =
+            (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+        let n = 1_000_003u64;
+        let range = g.submit(call(&g, "sum", &[address(&sum)]).range(5, n)).unwrap();
+        let tree = g.submit(call(&g, "tree", &[14, address(&leaves), address(&at_once)])).unwrap();
+        let diamonds: Vec<_> = (0..20)
+            .map(|_| {
+                let count = Box::new(AtomicU64::new(0));
+                let t = g.submit(call(&g, "diamond", &[40, address(&*count)])).unwrap();
+                (count, t)
+            })
+            .collect();
+        g.wait(range).unwrap();
+        assert_eq!(sum.load(Ordering::Relaxed), (5..5 + n).sum::<u64>(), "{blocks} blocks");
+        g.wait(tree).unwrap();
+        assert_eq!(leaves.load(Ordering::Relaxed), 1 << 14, "{blocks} blocks");
+        for (count, t) in diamonds {
+            match g.wait(t) {
+                Ok(done) => {
+                    assert_eq!((done.result_as::<u64>(), count.load(Ordering::Relaxed)), (1, 40));
+                    sides.fetch_add(1, Ordering::Relaxed);
+                }
+                // No room for its node, or for what it is to become.
+                Err(Error::Failed { status: FIRST_OWN, .. }) => assert!(queue < 1024, "{nodes} nodes"),
+                Err(e) => panic!("{e}"),
+            }
+        }
+        assert!(sides.load(Ordering::Relaxed) == 20 || queue < 1024);
+        // An empty range is done at once.
+        g.wait(g.submit(call(&g, "sum", &[address(&sum)]).range(0, 0)).unwrap()).unwrap();
+    }
+}
+
+#[test]
+fn what_is_urgent_comes_first() {
+    let Some(g) = start(builder().blocks(1)) else { return };
+    let gate = std::sync::atomic::AtomicU32::new(0);
+    let list = Box::new([0u64; 12]);
+    let waiting = g.submit(call(&g, "deaf", &[address(&gate)])).unwrap();
+    let ordinary: Vec<_> = (0..5u64).map(|i| g.submit(call(&g, "order", &[address(&*list), i])).unwrap()).collect();
+    let urgent: Vec<_> =
+        (10..15u64).map(|i| g.submit(call(&g, "order", &[address(&*list), i]).urgent()).unwrap()).collect();
+    gate.store(1, Ordering::Release);
+    g.wait(waiting).unwrap();
+    for t in urgent.into_iter().chain(ordinary) {
+        g.wait(t).unwrap();
+    }
+    // SAFETY: all tasks that write it are done.
+    let list = unsafe { std::ptr::read_volatile(&*list) };
+    assert_eq!(list[1..11], [10, 11, 12, 13, 14, 0, 1, 2, 3, 4]);
+}
+
+#[test]
+fn what_goes_wrong_with_a_task_is_its_tickets_error_and_nobody_elses() {
+    let Some(g) = start(builder().blocks(2).ring(8)) else { return };
+    let fine = || {
+        let t = g.submit(call(&g, "add", &[2, 3])).unwrap();
+        assert_eq!(g.wait(t).unwrap().result_as::<u64>(), 5);
+    };
+    let fuel = g.submit(call(&g, "endless", &[]).fuel(1000)).unwrap();
+    assert!(matches!(g.wait(fuel), Err(Error::OutOfFuel { function }) if function == "endless"));
+    fine();
+    let leaves = AtomicU64::new(0);
+    let tree = g.submit(call(&g, "tree", &[20, address(&leaves), address(&leaves)]).fuel(500)).unwrap();
+    assert!(matches!(g.wait(tree), Err(Error::OutOfFuel { .. })));
+    assert!(leaves.load(Ordering::Relaxed) < 1000);
+    fine();
+    let status = g.wait(g.submit(call(&g, "fails", &[])).unwrap()).unwrap_err();
+    assert!(matches!(status, Error::Failed { status, .. } if status == FIRST_OWN << 3), "{status}");
+    let unknown = g.wait(g.submit(call(&g, "unknown", &[])).unwrap()).unwrap_err();
+    assert!(matches!(unknown, Error::UnknownFunction { .. }), "{unknown}");
+    fine();
+    assert!(matches!(g.function("nothing"), Err(Error::NoFunction { .. })));
+    assert!(matches!(g.submit(Call::new(99)), Err(Error::NoFunction { .. })));
+    let add = g.function("add").unwrap();
+    assert!(matches!(g.submit(Call::new(add).args(&[0; ARGS + 1])), Err(Error::Arguments { is: 33 })));
+    fine();
+}
+
+#[test]
+fn a_full_ring_pushes_back_and_a_task_that_never_ends_is_named() {
+    let Some(mut g) = start(builder().blocks(1).ring(4)) else { return };
+    let gate = Box::new(std::sync::atomic::AtomicU32::new(0));
+    let stuck = g.submit(call(&g, "deaf", &[address(&*gate)])).unwrap();
+    let behind: Vec<_> = (0..3).map(|i| g.try_submit(call(&g, "add", &[i, i])).unwrap()).collect();
+    assert!(matches!(g.try_submit(call(&g, "add", &[1, 1])), Err(Error::Full(4))));
+    // The other ring has room.
+    let urgent = g.try_submit(call(&g, "add", &[1, 1]).urgent()).unwrap();
+    let (e, stuck) = g.wait_for(stuck, Duration::from_millis(1500)).unwrap_err();
+    // The watchdog begins to count when somebody looks.
+    let Error::TimedOut { function, .. } = &e else { panic!("{e}") };
+    assert_eq!(function, "deaf");
+    let (e, stuck) = g.wait_for(stuck.unwrap(), Duration::from_millis(1500)).unwrap_err();
+    let Error::TimedOut { stuck: Some(block), .. } = &e else { panic!("{e}") };
+    assert_eq!((block.block, &*block.function), (0, "deaf"));
+    assert!(e.to_string().contains("block 0") && e.to_string().contains("deaf"), "{e}");
+    gate.store(1, Ordering::Release);
+    g.wait(stuck.unwrap()).unwrap();
+    for (i, t) in behind.into_iter().enumerate() {
+        assert_eq!(g.wait(t).unwrap().result_as::<u64>(), 2 * i as u64);
+    }
+    g.wait(urgent).unwrap();
+    assert!(g.stuck().is_none());
+    g.drain().unwrap();
+    assert!(matches!(g.submit(call(&g, "add", &[1, 1])), Err(Error::Stopped)));
+}
+
+#[test]
+fn draining_finishes_everything_and_stopping_nothing_more() {
+    let Some(mut g) = start(builder().blocks(2).ring(256)) else { return };
+    let leaves = AtomicU64::new(0);
+    let trees: Vec<_> =
+        (0..50).map(|_| g.submit(call(&g, "tree", &[8, address(&leaves), address(&leaves)])).unwrap()).collect();
+    g.drain().unwrap();
+    assert!(leaves.load(Ordering::Relaxed) >= 50 << 8);
+    assert!(trees.iter().all(|t| t.is_done()));
+    // Their completions are there although the grid is not.
+    for t in trees {
+        g.wait(t).unwrap();
+    }
+    assert!(matches!(g.drain(), Err(Error::Stopped)));
+
+    let Some(mut g) = start(builder().blocks(1).ring(256)) else { return };
+    let gate = Box::leak(Box::new(std::sync::atomic::AtomicU32::new(0)));
+    let begun = std::sync::atomic::AtomicU32::new(0);
+    let running = g.submit(call(&g, "deaf", &[address(gate), address(&begun)])).unwrap();
+    while begun.load(Ordering::Acquire) == 0 {
+        std::thread::yield_now();
+    }
+    let never: Vec<_> = (0..20).map(|i| g.submit(call(&g, "add", &[i, i])).unwrap()).collect();
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            std::thread::sleep(Duration::from_millis(100));
+            gate.store(1, Ordering::Release);
+        });
+        g.stop().unwrap();
+    });
+    g.wait(running).unwrap();
+    assert!(never.into_iter().all(|t| matches!(g.wait(t), Err(Error::Stopped))));
+    // A ticket outlives its grid.
+    let Some(g) = start(builder().blocks(2)) else { return };
+    let t = g.submit(call(&g, "add", &[1, 2])).unwrap();
+    while !t.is_done() {
+        std::thread::yield_now();
+    }
+    drop(g);
+    assert!(t.is_done());
+}
+
+#[test]
+fn settings_out_of_bounds_and_broken_functions_are_refused() {
+    let bad = |b: Builder| b.start_on_cpu().map(drop).unwrap_err();
+    for b in [builder().ring(0), builder().ring(3), builder().ring(1 << 21), builder().nodes(1), builder().queue(5)] {
+        assert!(matches!(bad(b), Error::Setting { .. }));
+    }
+    assert!(matches!(bad(builder().blocks(0)), Error::Setting { what: "blocks", .. }));
+    assert!(matches!(bad(builder().blocks(5000)), Error::Setting { .. }));
+    assert!(matches!(bad(builder().grain(0)), Error::Setting { what: "grain", .. }));
+    assert!(matches!(bad(Builder::new("").functions(["a b"])), Error::NoFunction { .. }));
+    match Builder::new("TASK(f) {\n  nonsense;\n}").functions(["f"]).start_on_cpu() {
+        Err(Error::NoCompiler(e)) => eprintln!("skipped: {e}"),
+        Err(Error::Compile(log)) => assert!(log.contains("tasks:2") && log.contains("nonsense"), "{log}"),
+        other => panic!("{:?}", other.map(drop)),
+    }
+}
+
+/// The same text is CUDA C++ for every architecture from Turing to Blackwell.
+#[test]
+fn the_device_code_compiles_for_gpus() {
+    let Ok(nvrtc) = forebay::hal::cuda::Nvrtc::get() else {
+        eprintln!("skipped: no NVRTC here");
+        return;
+    };
+    for architecture in [75, 90, 100] {
+        let binary = nvrtc.compile(&builder().text(), "fb_grid", architecture, "test").unwrap();
+        assert!(!binary.is_empty());
+    }
+    let copy = include_str!("../../../device/copy.cu");
+    assert!(!nvrtc.compile(copy, "forebay_copy", 75, "test").unwrap().is_empty());
+}

@@ -1,0 +1,245 @@
+// The resident grid: blocks that take tasks from the host's rings, from each other and from what their own tasks make.
+// docs/resident.md has the protocol as numbered rules; the names of flags are those of layout.h.
+#pragma once
+
+#ifndef FB_LOCAL
+// Tasks that a block keeps to itself; beyond, half of them are given to everybody.
+#define FB_LOCAL 64
+// Tasks that are taken from everybody's queue at a time.
+#define FB_BATCH 8
+#endif
+
+// Where a task function finds what it may use.
+struct Context {
+  Grid *grid;
+  u32 block;
+  u32 root;
+  // The block's own tasks; only lane 0 touches them.
+  Task *local;
+  u32 *locals;
+};
+
+FB_DEVICE void fb_fail(Grid *g, u32 root, u32 status) { fb_or(&g->roots[root].status, status); }
+
+// Gives a task to everybody; priority 0 is taken first.
+FB_DEVICE bool fb_share(Grid *g, const Task *t) { return fb_put(&g->queues[t->priority & 1], t); }
+
+// A task for whoever has time, as part of the same root; false when there is no room (the caller may do it itself).
+// Called by one lane.
+FB_DEVICE bool fb_spawn(Context *c, u32 function, u64 first, u64 count, const void *args, u32 bytes) {
+  Grid *g = c->grid;
+  Task t;
+  t.function = function;
+  t.root = c->root;
+  t.first = first;
+  t.count = count;
+  t.priority = g->roots[c->root].priority;
+  t.unused = 0;
+  for (u32 i = 0; i < sizeof t.args; i++) t.args[i] = i < bytes ? ((const unsigned char *)args)[i] : 0;
+  fb_add(&g->roots[c->root].remaining, 1);
+  // What is one's own is quickest, unless others have nothing to do.
+  if (*c->locals < FB_LOCAL && ((int)fb_load(&g->idle) <= 0 || !fb_share(g, &t))) {
+    c->local[(*c->locals)++] = t;
+    return true;
+  }
+  if (*c->locals < FB_LOCAL || fb_share(g, &t)) return true;
+  fb_add(&g->roots[c->root].remaining, (u32)-1);
+  return false;
+}
+
+// A task that begins when `pending` others have said so (fb_release). Its number, or FB_NONE when there is no room.
+// Called by one lane.
+FB_DEVICE u32 fb_node(Context *c, u32 pending, u32 function, u64 first, u64 count, const void *args, u32 bytes) {
+  Grid *g = c->grid;
+  Task free;
+  Queue *q = &g->queues[g->roots[c->root].priority & 1];
+  if (pending == 0 || !fb_reserve(q)) return FB_NONE;
+  if (fb_take(&g->free_nodes, &free, 1) == 0) {
+    fb_add(&q->space, 1);
+    return FB_NONE;
+  }
+  const u32 n = (u32)free.first;
+  Node *node = &g->nodes[n];
+  node->task.function = function;
+  node->task.root = c->root;
+  node->task.first = first;
+  node->task.count = count;
+  node->task.priority = g->roots[c->root].priority;
+  node->task.unused = 0;
+  for (u32 i = 0; i < sizeof node->task.args; i++) node->task.args[i] = i < bytes ? ((const unsigned char *)args)[i] : 0;
+  fb_add(&g->roots[c->root].remaining, 1);
+  fb_store(&node->pending, pending);
+  return n;
+}
+
+// One of those that node `n` waits for is done. The last one makes it a task. Called by one lane.
+FB_DEVICE void fb_release(Context *c, u32 n) {
+  Grid *g = c->grid;
+  Node *node = &g->nodes[n];
+  if (fb_add(&node->pending, (u32)-1) != 1) return;
+  Task t = node->task;
+  Task free = t;
+  free.first = n;
+  fb_put(&g->free_nodes, &free);
+  // Its place in the queue it has had since it was made.
+  Queue *q = &g->queues[t.priority & 1];
+  if (*c->locals < FB_LOCAL && (int)fb_load(&g->idle) <= 0) {
+    c->local[(*c->locals)++] = t;
+    fb_add(&q->space, 1);
+    return;
+  }
+  fb_put_reserved(q, &t);
+}
+
+// Takes `n` of the root's fuel; false when it is used up, and the task had better return.
+FB_DEVICE bool fb_burn(Context *c, u32 n) {
+  Root *r = &c->grid->roots[c->root];
+  if (!r->limited) return true;
+  if ((int)fb_add(&r->fuel, (u32)-(int)n) >= (int)n) return true;
+  fb_fail(c->grid, c->root, FB_OUT_OF_FUEL);
+  return false;
+}
+
+// The root's result: 40 bytes that the host gets with the completion.
+FB_DEVICE unsigned char *fb_result(Context *c) { return c->grid->roots[c->root].result; }
+
+// The function table, made from the program's functions: false for a number that is none of them.
+FB_DEVICE bool fb_call(u32 function, Context *c, const Task *t);
+
+// One of a root's tasks is done; the last one tells the host.
+FB_DEVICE void fb_done(Grid *g, u32 root) {
+  Root *r = &g->roots[root];
+  if (fb_add(&r->remaining, (u32)-1) != 1) return;
+  Done *d = &g->done[root];
+  for (u32 i = 0; i < sizeof d->result; i++) d->result[i] = r->result[i];
+  d->status = fb_load(&r->status);
+  fb_store_sys(&d->seq, r->seq);
+}
+
+// The slot of a ring's ticket, if the host has filled it: it becomes a root and its first task.
+FB_DEVICE bool fb_receive(Grid *g, u32 ring, u32 ticket, Task *t) {
+  Ring *r = &g->rings[ring];
+  const u32 at = ticket & (r->size - 1);
+  Slot *s = &r->slots[at];
+  if (fb_load_sys(&s->seq) != ticket + 1) return false;
+  const u32 root = r->first_root + at;
+  Root *to = &g->roots[root];
+  to->fuel = s->fuel;
+  to->limited = s->fuel != 0;
+  to->priority = ring;
+  to->seq = ticket + 1;
+  for (u32 i = 0; i < sizeof to->result; i++) to->result[i] = 0;
+  fb_store(&to->status, 0);
+  fb_store(&to->remaining, 1);
+  t->function = s->function;
+  t->root = root;
+  t->first = s->first;
+  t->count = s->count;
+  t->priority = ring;
+  t->unused = 0;
+  for (u32 i = 0; i < sizeof t->args; i++) t->args[i] = s->args[i];
+  return true;
+}
+
+// What a block does next. Called by lane 0.
+FB_DEVICE u32 fb_next(Grid *g, u32 block, Task *t, Task *local, u32 *locals, u32 *tickets, u32 *idle) {
+  for (u32 round = 0;; round++) {
+    const u32 stop = fb_load_sys(&g->control->stop);
+    if (stop == FB_STOP_NOW) break;
+    bool found = true;
+    if (fb_receive(g, 0, tickets[0], t)) tickets[0] = fb_add(&g->rings[0].head, 1);
+    else if (fb_take(&g->queues[0], t, 1)) {}
+    else if (*locals > 0) *t = local[--*locals];
+    else if (fb_receive(g, 1, tickets[1], t)) tickets[1] = fb_add(&g->rings[1].head, 1);
+    else if ((*locals = fb_take(&g->queues[1], local, FB_BATCH)) > 0) *t = local[--*locals];
+    else found = false;
+    if (found) {
+      if (*idle) { fb_add(&g->idle, (u32)-1); *idle = 0; }
+      return 1;
+    }
+    if (stop == FB_STOP_DRAIN) break;
+    if (!*idle) { fb_add(&g->idle, 1); *idle = 1; }
+    if ((round & 255) == 0) fb_store_sys(&g->beats[block].epoch, g->beats[block].epoch + 1);
+    fb_relax();
+  }
+  if (*idle) { fb_add(&g->idle, (u32)-1); *idle = 0; }
+  return 0;
+}
+
+// A range is done in pieces, so that others can have some of it: the rest goes back, half of it to whoever is idle.
+FB_DEVICE void fb_split(Context *c, Task *t) {
+  const u64 grain = c->grid->grain;
+  while (t->count > grain) {
+    const u64 half = (int)fb_load(&c->grid->idle) > 0 ? t->count / 2 : t->count - grain;
+    if (!fb_spawn(c, t->function, t->first + t->count - half, half, t->args, sizeof t->args)) return;
+    t->count -= half;
+    if (t->count <= grain) return;
+  }
+}
+
+// What a block does with a task before its lanes run it. Called by lane 0; false when it is not to be run.
+FB_DEVICE bool fb_begin(Context *c, Task *t) {
+  Grid *g = c->grid;
+  Beat *b = &g->beats[c->block];
+  b->function = t->function;
+  b->ticket = g->roots[t->root].seq;
+  fb_store_sys(&b->busy, 1);
+  if (fb_load(&g->roots[t->root].status) & FB_OUT_OF_FUEL) return false;
+  if (!fb_burn(c, 1)) return false;
+  fb_split(c, t);
+  return true;
+}
+
+FB_DEVICE void fb_end(Context *c, const Task *t) {
+  Grid *g = c->grid;
+  fb_done(g, t->root);
+  Beat *b = &g->beats[c->block];
+  fb_store_sys(&b->epoch, b->epoch + 1);
+  fb_store_sys(&b->busy, 0);
+  // Half of what is piling up is for everybody.
+  if (*c->locals > FB_LOCAL / 2 && (int)fb_load(&g->idle) > 0) {
+    while (*c->locals > FB_LOCAL / 4 && fb_share(g, &c->local[*c->locals - 1])) --*c->locals;
+  }
+}
+
+#ifdef FB_GPU
+
+extern "C" __global__ void fb_grid(Grid *g) {
+  __shared__ Task task, local[FB_LOCAL];
+  __shared__ u32 locals, state, run;
+  u32 tickets[2] = {0, 0}, idle = 0;
+  Context c = {g, blockIdx.x, 0, local, &locals};
+  if (fb_lane() == 0) {
+    locals = 0;
+    for (u32 i = 0; i < 2; i++) tickets[i] = fb_add(&g->rings[i].head, 1);
+  }
+  for (;;) {
+    if (fb_lane() == 0) {
+      state = fb_next(g, c.block, &task, local, &locals, tickets, &idle);
+      c.root = task.root;
+      run = state && fb_begin(&c, &task);
+    }
+    fb_barrier();
+    if (!state) return;
+    c.root = task.root;
+    if (run && !fb_call(task.function, &c, &task) && fb_lane() == 0) fb_fail(g, task.root, FB_UNKNOWN_FUNCTION);
+    fb_barrier();
+    if (fb_lane() == 0) fb_end(&c, &task);
+  }
+}
+
+#else
+
+extern "C" __attribute__((visibility("default"))) void fb_block(Grid *g, u32 block) {
+  Task task, local[FB_LOCAL];
+  u32 locals = 0, tickets[2], idle = 0;
+  Context c = {g, block, 0, local, &locals};
+  for (u32 i = 0; i < 2; i++) tickets[i] = fb_add(&g->rings[i].head, 1);
+  while (fb_next(g, block, &task, local, &locals, tickets, &idle)) {
+    c.root = task.root;
+    if (fb_begin(&c, &task) && !fb_call(task.function, &c, &task)) fb_fail(g, task.root, FB_UNKNOWN_FUNCTION);
+    fb_end(&c, &task);
+  }
+}
+
+#endif

@@ -1,0 +1,170 @@
+// Made from crates/forebay/src/resident/layout.rs; `cargo test` says when it is out of date.
+#pragma once
+typedef unsigned int u32;
+typedef unsigned long long u64;
+#if defined(__CUDACC_RTC__)
+#define FB_OFFSET(T, f) __INTADDR__(&((T *)0)->f)
+#else
+#define FB_OFFSET(T, f) __builtin_offsetof(T, f)
+#endif
+#define FB_STOP_DRAIN 1u
+#define FB_STOP_NOW 2u
+#define FB_UNKNOWN_FUNCTION 1u
+#define FB_OUT_OF_FUEL 2u
+#define FB_FIRST_OWN 256u
+#define FB_NONE 4294967295u
+struct alignas(64) Slot {
+  u32 function;
+  u32 fuel;
+  u64 first;
+  u64 count;
+  unsigned char args[32];
+  u32 unused;
+  u32 seq;
+};
+static_assert(sizeof(Slot) == 64, "size");
+static_assert(FB_OFFSET(Slot, function) == 0, "offset");
+static_assert(FB_OFFSET(Slot, fuel) == 4, "offset");
+static_assert(FB_OFFSET(Slot, first) == 8, "offset");
+static_assert(FB_OFFSET(Slot, count) == 16, "offset");
+static_assert(FB_OFFSET(Slot, args) == 24, "offset");
+static_assert(FB_OFFSET(Slot, unused) == 56, "offset");
+static_assert(FB_OFFSET(Slot, seq) == 60, "offset");
+struct alignas(64) Done {
+  unsigned char result[40];
+  u32 status;
+  u32 unused[4];
+  u32 seq;
+};
+static_assert(sizeof(Done) == 64, "size");
+static_assert(FB_OFFSET(Done, result) == 0, "offset");
+static_assert(FB_OFFSET(Done, status) == 40, "offset");
+static_assert(FB_OFFSET(Done, unused) == 44, "offset");
+static_assert(FB_OFFSET(Done, seq) == 60, "offset");
+struct alignas(8) Task {
+  u32 function;
+  u32 root;
+  u64 first;
+  u64 count;
+  u32 priority;
+  u32 unused;
+  unsigned char args[32];
+};
+static_assert(sizeof(Task) == 64, "size");
+static_assert(FB_OFFSET(Task, function) == 0, "offset");
+static_assert(FB_OFFSET(Task, root) == 4, "offset");
+static_assert(FB_OFFSET(Task, first) == 8, "offset");
+static_assert(FB_OFFSET(Task, count) == 16, "offset");
+static_assert(FB_OFFSET(Task, priority) == 24, "offset");
+static_assert(FB_OFFSET(Task, unused) == 28, "offset");
+static_assert(FB_OFFSET(Task, args) == 32, "offset");
+struct alignas(64) Root {
+  u32 remaining;
+  u32 status;
+  u32 fuel;
+  u32 limited;
+  u32 priority;
+  u32 seq;
+  unsigned char result[40];
+};
+static_assert(sizeof(Root) == 64, "size");
+static_assert(FB_OFFSET(Root, remaining) == 0, "offset");
+static_assert(FB_OFFSET(Root, status) == 4, "offset");
+static_assert(FB_OFFSET(Root, fuel) == 8, "offset");
+static_assert(FB_OFFSET(Root, limited) == 12, "offset");
+static_assert(FB_OFFSET(Root, priority) == 16, "offset");
+static_assert(FB_OFFSET(Root, seq) == 20, "offset");
+static_assert(FB_OFFSET(Root, result) == 24, "offset");
+struct alignas(8) Cell {
+  u32 seq;
+  u32 unused;
+  struct Task task;
+};
+static_assert(sizeof(Cell) == 72, "size");
+static_assert(FB_OFFSET(Cell, seq) == 0, "offset");
+static_assert(FB_OFFSET(Cell, unused) == 4, "offset");
+static_assert(FB_OFFSET(Cell, task) == 8, "offset");
+struct alignas(128) Queue {
+  u32 count;
+  u32 pad0[31];
+  u32 space;
+  u32 pad1[31];
+  u32 head;
+  u32 pad2[31];
+  u32 tail;
+  u32 size;
+  struct Cell *cells;
+};
+static_assert(sizeof(Queue) == 512, "size");
+static_assert(FB_OFFSET(Queue, count) == 0, "offset");
+static_assert(FB_OFFSET(Queue, pad0) == 4, "offset");
+static_assert(FB_OFFSET(Queue, space) == 128, "offset");
+static_assert(FB_OFFSET(Queue, pad1) == 132, "offset");
+static_assert(FB_OFFSET(Queue, head) == 256, "offset");
+static_assert(FB_OFFSET(Queue, pad2) == 260, "offset");
+static_assert(FB_OFFSET(Queue, tail) == 384, "offset");
+static_assert(FB_OFFSET(Queue, size) == 388, "offset");
+static_assert(FB_OFFSET(Queue, cells) == 392, "offset");
+struct alignas(8) Node {
+  u32 pending;
+  u32 unused;
+  struct Task task;
+};
+static_assert(sizeof(Node) == 72, "size");
+static_assert(FB_OFFSET(Node, pending) == 0, "offset");
+static_assert(FB_OFFSET(Node, unused) == 4, "offset");
+static_assert(FB_OFFSET(Node, task) == 8, "offset");
+struct alignas(128) Ring {
+  u32 head;
+  u32 size;
+  u32 first_root;
+  u32 unused;
+  struct Slot *slots;
+};
+static_assert(sizeof(Ring) == 128, "size");
+static_assert(FB_OFFSET(Ring, head) == 0, "offset");
+static_assert(FB_OFFSET(Ring, size) == 4, "offset");
+static_assert(FB_OFFSET(Ring, first_root) == 8, "offset");
+static_assert(FB_OFFSET(Ring, unused) == 12, "offset");
+static_assert(FB_OFFSET(Ring, slots) == 16, "offset");
+struct alignas(64) Beat {
+  u32 epoch;
+  u32 busy;
+  u32 function;
+  u32 ticket;
+};
+static_assert(sizeof(Beat) == 64, "size");
+static_assert(FB_OFFSET(Beat, epoch) == 0, "offset");
+static_assert(FB_OFFSET(Beat, busy) == 4, "offset");
+static_assert(FB_OFFSET(Beat, function) == 8, "offset");
+static_assert(FB_OFFSET(Beat, ticket) == 12, "offset");
+struct alignas(64) Control {
+  u32 stop;
+};
+static_assert(sizeof(Control) == 64, "size");
+static_assert(FB_OFFSET(Control, stop) == 0, "offset");
+struct alignas(128) Grid {
+  struct Ring rings[2];
+  struct Queue queues[2];
+  struct Queue free_nodes;
+  u32 idle;
+  u32 blocks;
+  u64 grain;
+  struct Node *nodes;
+  struct Root *roots;
+  struct Done *done;
+  struct Beat *beats;
+  struct Control *control;
+};
+static_assert(sizeof(Grid) == 1920, "size");
+static_assert(FB_OFFSET(Grid, rings) == 0, "offset");
+static_assert(FB_OFFSET(Grid, queues) == 256, "offset");
+static_assert(FB_OFFSET(Grid, free_nodes) == 1280, "offset");
+static_assert(FB_OFFSET(Grid, idle) == 1792, "offset");
+static_assert(FB_OFFSET(Grid, blocks) == 1796, "offset");
+static_assert(FB_OFFSET(Grid, grain) == 1800, "offset");
+static_assert(FB_OFFSET(Grid, nodes) == 1808, "offset");
+static_assert(FB_OFFSET(Grid, roots) == 1816, "offset");
+static_assert(FB_OFFSET(Grid, done) == 1824, "offset");
+static_assert(FB_OFFSET(Grid, beats) == 1832, "offset");
+static_assert(FB_OFFSET(Grid, control) == 1840, "offset");

@@ -1,0 +1,47 @@
+// What the resident runtime needs of the machine, for GPUs and for the CPU. Everything else here is written in terms of it.
+//
+// Scopes: `_sys` orders with the host, the others within the device. On the CPU a block is one thread and has one lane.
+#pragma once
+
+#if defined(__CUDACC__)
+
+#define FB_DEVICE __device__ __forceinline__
+#define FB_GPU 1
+
+FB_DEVICE u32 fb_load_sys(const u32 *p) { u32 v; asm volatile("ld.acquire.sys.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory"); return v; }
+FB_DEVICE void fb_store_sys(u32 *p, u32 v) { asm volatile("st.release.sys.u32 [%0], %1;" :: "l"(p), "r"(v) : "memory"); }
+FB_DEVICE u32 fb_load(const u32 *p) { u32 v; asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory"); return v; }
+FB_DEVICE void fb_store(u32 *p, u32 v) { asm volatile("st.release.gpu.u32 [%0], %1;" :: "l"(p), "r"(v) : "memory"); }
+// Adds and gives what was there before; everything before it is seen by whoever sees the sum, and the other way round.
+FB_DEVICE u32 fb_add(u32 *p, u32 v) { u32 o; asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(o) : "l"(p), "r"(v) : "memory"); return o; }
+FB_DEVICE u32 fb_or(u32 *p, u32 v) { u32 o; asm volatile("atom.acq_rel.gpu.global.or.b32 %0, [%1], %2;" : "=r"(o) : "l"(p), "r"(v) : "memory"); return o; }
+FB_DEVICE void fb_relax(void) {
+#if __CUDA_ARCH__ >= 700
+  __nanosleep(40);
+#endif
+}
+FB_DEVICE u32 fb_lane(void) { return threadIdx.x; }
+FB_DEVICE u32 fb_lanes(void) { return blockDim.x; }
+FB_DEVICE void fb_barrier(void) { __syncthreads(); }
+
+#else
+
+#define FB_DEVICE static inline
+#include <sched.h>
+
+// Tests make every step a place where another thread may come in between.
+#ifndef FB_STEP
+#define FB_STEP()
+#endif
+FB_DEVICE u32 fb_load_sys(const u32 *p) { FB_STEP(); return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+FB_DEVICE void fb_store_sys(u32 *p, u32 v) { FB_STEP(); __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+FB_DEVICE u32 fb_load(const u32 *p) { FB_STEP(); return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+FB_DEVICE void fb_store(u32 *p, u32 v) { FB_STEP(); __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+FB_DEVICE u32 fb_add(u32 *p, u32 v) { FB_STEP(); return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL); }
+FB_DEVICE u32 fb_or(u32 *p, u32 v) { FB_STEP(); return __atomic_fetch_or(p, v, __ATOMIC_ACQ_REL); }
+FB_DEVICE void fb_relax(void) { sched_yield(); }
+FB_DEVICE u32 fb_lane(void) { return 0; }
+FB_DEVICE u32 fb_lanes(void) { return 1; }
+FB_DEVICE void fb_barrier(void) {}
+
+#endif
