@@ -20,3 +20,5 @@ example!(variable_length, "../../../examples/4_variable_length.rs");
 example!(priorities, "../../../examples/5_priorities.rs");
 example!(graph_file, "../../../examples/6_graph_file.rs");
 example!(transfer, "../../../examples/7_transfer.rs");
+example!(resident, "../../../examples/8_resident.rs");
+example!(resident_bfs, "../../../examples/9_resident_bfs.rs");

@@ -6,6 +6,7 @@ mod gesture;
 mod plot;
 mod ptask;
 mod report;
+mod resident;
 mod schedulers;
 pub mod schema;
 mod sharing;
@@ -76,6 +77,8 @@ pub enum Bench {
         #[arg(long)]
         device: Option<forebay::Kind>,
     },
+    /// The resident grid: round trips, throughput, tasks that make tasks (on the CPU, so far)
+    Resident,
     /// Every way of moving bytes between host and device, at every size, alone and under interference
     Transfer {
         /// Only this kind of device: cpu, opencl, cuda
@@ -124,6 +127,7 @@ pub fn run(bench: &Bench, output: &Output) -> Result<(), String> {
         Bench::Fusion { device } => Report::new("fusion", ptask::chains(*device).map_err(text)?),
         Bench::Schedulers => Report::new("schedulers", schedulers::run().map_err(text)?),
         Bench::Sharing { device } => Report::new("sharing", sharing::run(*device)?),
+        Bench::Resident => Report::new("resident", resident::run().map_err(|e| e.to_string())?),
         Bench::TransferLoad { load } => return transfer::load::be(*load),
         Bench::Transfer { device, quick } => {
             let (rows, plots) = transfer::run(*device, *quick)?;

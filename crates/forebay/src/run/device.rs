@@ -18,6 +18,8 @@ const BATCH: usize = 8;
 /// While the oldest invocation in flight is older than this, no more than two are: what is issued far ahead of slow
 /// kernels gains no throughput and costs latency.
 const MAX_AHEAD: Duration = Duration::from_millis(2);
+/// Larger transfers are the device's, whatever was measured: whoever makes one himself holds the queue meanwhile.
+const BY_PROCESSOR: usize = 64 << 10;
 /// Buffers of one size that wait for another use.
 const MAX_SPARE: usize = 64;
 /// Invocations in flight when order counts: one running, one ready behind it.
@@ -108,7 +110,8 @@ impl DeviceHandle {
 
     /// Whether transfers of this size are fastest made by the processor itself.
     fn is_for_the_processor(&self, direction: Direction, bytes: usize) -> bool {
-        self.engine.way(direction, bytes as u64, Host::Pinned) == Some(Way::Direct(Method::Mapped))
+        bytes <= BY_PROCESSOR
+            && self.engine.way(direction, bytes as u64, Host::Pinned) == Some(Way::Direct(Method::Mapped))
     }
 
     /// Moves the first `bytes` between a block's two views, behind everything in the queue. True when they have arrived;
