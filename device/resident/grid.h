@@ -9,20 +9,42 @@
 #define FB_BATCH 8
 #endif
 
+// Tasks of one root that a block counts for itself, so that what it makes and does costs no atomic operation: while any are
+// left, the root's `remaining` has `units` for them.
+struct Held {
+  u32 root;
+  u32 units;
+  u32 left;
+};
+
 // Where a task function finds what it may use.
 struct Context {
   Grid *grid;
   u32 block;
   u32 root;
-  // The block's own tasks; only lane 0 touches them.
+  // The block's own tasks, and what it counts; one lane at a time touches them.
   Task *local;
   u32 *locals;
+  Held *held;
 };
 
 FB_DEVICE void fb_fail(Grid *g, u32 root, u32 status) { fb_or(&g->roots[root].status, status); }
 
-// Gives a task to everybody; priority 0 is taken first.
-FB_DEVICE bool fb_share(Grid *g, const Task *t) { return fb_put(&g->queues[t->priority & 1], t); }
+// Gives a task to everybody; priority 0 is taken first. Others do not know what this block counts for itself.
+FB_DEVICE bool fb_share(Context *c, Task *t) {
+  Grid *g = c->grid;
+  Queue *q = &g->queues[t->priority & 1];
+  if (!fb_reserve(q)) return false;
+  if (!t->counted) {
+    // The last one that the block has takes one of its units along, any other a new one.
+    Held *h = c->held;
+    const u32 add = --h->left > 0 ? 1 : 1 - h->units;
+    if (add != 0) fb_add(&g->roots[t->root].remaining, add);
+    t->counted = 1;
+  }
+  fb_put_reserved(q, t);
+  return true;
+}
 
 // A task for whoever has time, as part of the same root; false when there is no room (the caller may do it itself).
 // Called by one lane.
@@ -34,16 +56,18 @@ FB_DEVICE bool fb_spawn(Context *c, u32 function, u64 first, u64 count, const vo
   t.first = first;
   t.count = count;
   t.priority = g->roots[c->root].priority;
-  t.unused = 0;
   for (u32 i = 0; i < sizeof t.args; i++) t.args[i] = i < bytes ? ((const unsigned char *)args)[i] : 0;
-  fb_add(&g->roots[c->root].remaining, 1);
+  t.counted = c->held->left == 0 || c->held->root != c->root;
+  if (t.counted) fb_add(&g->roots[c->root].remaining, 1);
+  else c->held->left++;
   // What is one's own is quickest, unless others have nothing to do.
-  if (*c->locals < FB_LOCAL && ((int)fb_load(&g->idle) <= 0 || !fb_share(g, &t))) {
+  if (*c->locals < FB_LOCAL && ((int)fb_load(&g->idle) <= 0 || !fb_share(c, &t))) {
     c->local[(*c->locals)++] = t;
     return true;
   }
-  if (*c->locals < FB_LOCAL || fb_share(g, &t)) return true;
-  fb_add(&g->roots[c->root].remaining, (u32)-1);
+  if (*c->locals < FB_LOCAL || fb_share(c, &t)) return true;
+  if (t.counted) fb_add(&g->roots[c->root].remaining, (u32)-1);
+  else c->held->left--;
   return false;
 }
 
@@ -65,7 +89,7 @@ FB_DEVICE u32 fb_node(Context *c, u32 pending, u32 function, u64 first, u64 coun
   node->task.first = first;
   node->task.count = count;
   node->task.priority = g->roots[c->root].priority;
-  node->task.unused = 0;
+  node->task.counted = 1;
   for (u32 i = 0; i < sizeof node->task.args; i++) node->task.args[i] = i < bytes ? ((const unsigned char *)args)[i] : 0;
   fb_add(&g->roots[c->root].remaining, 1);
   fb_store(&node->pending, pending);
@@ -106,14 +130,34 @@ FB_DEVICE unsigned char *fb_result(Context *c) { return c->grid->roots[c->root].
 // The function table, made from the program's functions: false for a number that is none of them.
 FB_DEVICE bool fb_call(u32 function, Context *c, const Task *t);
 
-// One of a root's tasks is done; the last one tells the host.
-FB_DEVICE void fb_done(Grid *g, u32 root) {
+// A task is about to run: from now on the block counts for its root, if it does not for another one.
+FB_DEVICE void fb_hold(Held *h, Task *t) {
+  if (!t->counted) return;
+  if (h->left == 0) {
+    h->root = t->root;
+    h->units = 0;
+  } else if (h->root != t->root) {
+    return;
+  }
+  h->units++;
+  h->left++;
+  t->counted = 0;
+}
+
+// `n` of a root's tasks are done; the last ones tell the host.
+FB_DEVICE void fb_subtract(Grid *g, u32 root, u32 n) {
   Root *r = &g->roots[root];
-  if (fb_add(&r->remaining, (u32)-1) != 1) return;
+  if (fb_add(&r->remaining, (u32)-(int)n) != n) return;
   Done *d = &g->done[root];
   for (u32 i = 0; i < sizeof d->result; i++) d->result[i] = r->result[i];
   d->status = fb_load(&r->status);
   fb_store_sys(&d->seq, r->seq);
+}
+
+// A task is done.
+FB_DEVICE void fb_done(Grid *g, Held *h, const Task *t) {
+  if (t->counted) fb_subtract(g, t->root, 1);
+  else if (--h->left == 0) fb_subtract(g, h->root, h->units);
 }
 
 // The slot of a ring's ticket, if the host has filled it: it becomes a root and its first task.
@@ -136,7 +180,7 @@ FB_DEVICE bool fb_receive(Grid *g, u32 ring, u32 ticket, Task *t) {
   t->first = s->first;
   t->count = s->count;
   t->priority = ring;
-  t->unused = 0;
+  t->counted = 1;
   for (u32 i = 0; i < sizeof t->args; i++) t->args[i] = s->args[i];
   return true;
 }
@@ -184,6 +228,7 @@ FB_DEVICE bool fb_begin(Context *c, Task *t) {
   b->function = t->function;
   b->ticket = g->roots[t->root].seq;
   fb_store_sys(&b->busy, 1);
+  fb_hold(c->held, t);
   if (fb_load(&g->roots[t->root].status) & FB_OUT_OF_FUEL) return false;
   if (!fb_burn(c, 1)) return false;
   fb_split(c, t);
@@ -192,13 +237,13 @@ FB_DEVICE bool fb_begin(Context *c, Task *t) {
 
 FB_DEVICE void fb_end(Context *c, const Task *t) {
   Grid *g = c->grid;
-  fb_done(g, t->root);
+  fb_done(g, c->held, t);
   Beat *b = &g->beats[c->block];
   fb_store_sys(&b->epoch, b->epoch + 1);
   fb_store_sys(&b->busy, 0);
   // Half of what is piling up is for everybody.
   if (*c->locals > FB_LOCAL / 2 && (int)fb_load(&g->idle) > 0) {
-    while (*c->locals > FB_LOCAL / 4 && fb_share(g, &c->local[*c->locals - 1])) --*c->locals;
+    while (*c->locals > FB_LOCAL / 4 && fb_share(c, &c->local[*c->locals - 1])) --*c->locals;
   }
 }
 
@@ -207,10 +252,12 @@ FB_DEVICE void fb_end(Context *c, const Task *t) {
 extern "C" __global__ void fb_grid(Grid *g) {
   __shared__ Task task, local[FB_LOCAL];
   __shared__ u32 locals, state, run;
+  __shared__ Held held;
   u32 tickets[2] = {0, 0}, idle = 0;
-  Context c = {g, blockIdx.x, 0, local, &locals};
+  Context c = {g, blockIdx.x, 0, local, &locals, &held};
   if (fb_lane() == 0) {
     locals = 0;
+    held = Held{0, 0, 0};
     for (u32 i = 0; i < 2; i++) tickets[i] = fb_add(&g->rings[i].head, 1);
   }
   for (;;) {
@@ -233,7 +280,8 @@ extern "C" __global__ void fb_grid(Grid *g) {
 extern "C" __attribute__((visibility("default"))) void fb_block(Grid *g, u32 block) {
   Task task, local[FB_LOCAL];
   u32 locals = 0, tickets[2], idle = 0;
-  Context c = {g, block, 0, local, &locals};
+  Held held = {0, 0, 0};
+  Context c = {g, block, 0, local, &locals, &held};
   for (u32 i = 0; i < 2; i++) tickets[i] = fb_add(&g->rings[i].head, 1);
   while (fb_next(g, block, &task, local, &locals, tickets, &idle)) {
     c.root = task.root;

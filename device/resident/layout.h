@@ -47,7 +47,7 @@ struct alignas(8) Task {
   u64 first;
   u64 count;
   u32 priority;
-  u32 unused;
+  u32 counted;
   unsigned char args[32];
 };
 static_assert(sizeof(Task) == 64, "size");
@@ -56,7 +56,7 @@ static_assert(FB_OFFSET(Task, root) == 4, "offset");
 static_assert(FB_OFFSET(Task, first) == 8, "offset");
 static_assert(FB_OFFSET(Task, count) == 16, "offset");
 static_assert(FB_OFFSET(Task, priority) == 24, "offset");
-static_assert(FB_OFFSET(Task, unused) == 28, "offset");
+static_assert(FB_OFFSET(Task, counted) == 28, "offset");
 static_assert(FB_OFFSET(Task, args) == 32, "offset");
 struct alignas(64) Root {
   u32 remaining;

@@ -133,7 +133,7 @@ fn every_task_is_done_once_and_answers_its_own_ticket() {
 
 #[test]
 fn ranges_trees_and_diamonds_are_whole() {
-    for (blocks, queue, nodes) in [(1, 2, 2), (2, 64, 64), (4, 1024, 256), (7, 4, 2)] {
+    for (blocks, queue, nodes) in [(1, 2, 2), (2, 64, 64), (4, 1 << 16, 256), (7, 4, 2)] {
         let Some(g) = start(builder().blocks(blocks).queue(queue).nodes(nodes).ring(64).grain(100)) else { return };
         let (sum, leaves, at_once, sides) =
             (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
@@ -158,11 +158,11 @@ fn ranges_trees_and_diamonds_are_whole() {
                     sides.fetch_add(1, Ordering::Relaxed);
                 }
                 // No room for its node, or for what it is to become.
-                Err(Error::Failed { status: FIRST_OWN, .. }) => assert!(queue < 1024, "{nodes} nodes"),
+                Err(Error::Failed { status: FIRST_OWN, .. }) => assert!(queue < 1 << 16, "{nodes} nodes"),
                 Err(e) => panic!("{e}"),
             }
         }
-        assert!(sides.load(Ordering::Relaxed) == 20 || queue < 1024);
+        assert!(sides.load(Ordering::Relaxed) == 20 || queue < 1 << 16);
         // An empty range is done at once.
         g.wait(g.submit(call(&g, "sum", &[address(&sum)]).range(0, 0)).unwrap()).unwrap();
     }

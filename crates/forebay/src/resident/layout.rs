@@ -126,8 +126,8 @@ shared! {
         count: u64,
         /// 0 before 1.
         priority: u32,
-        /// Nothing.
-        unused: u32,
+        /// Whether it is counted in its root's `remaining`; otherwise its block counts it (docs/resident.md, rule 7).
+        counted: u32,
         /// Arguments.
         args: [u8; ARGS],
     }

@@ -131,7 +131,8 @@ impl Builder {
     /// A grid with the task functions in `source`: each is `TASK(name) { … }`, in which `c` is the context and `t` the task
     /// (`device/resident/grid.h` says what they offer).
     pub fn new(source: impl Into<String>) -> Self {
-        let blocks = std::thread::available_parallelism().map_or(1, |n| n.get());
+        // One core is the host's, who may wait by looking.
+        let blocks = std::thread::available_parallelism().map_or(1, |n| n.get() - 1).max(1);
         let functions = Vec::new();
         Builder { source: source.into(), functions, blocks, ring: 1024, nodes: 4096, queue: 4096, grain: 256 }
     }
@@ -143,7 +144,7 @@ impl Builder {
         self
     }
 
-    /// Blocks; one a core by default.
+    /// Blocks; by default one for each core but one.
     pub fn blocks(mut self, n: usize) -> Self {
         self.blocks = n;
         self
