@@ -204,7 +204,7 @@ FB_DEVICE u32 fb_next(Grid *g, u32 block, Task *t, Task *local, u32 *locals, u32
     if (stop == FB_STOP_DRAIN) break;
     if (!*idle) { fb_add(&g->idle, 1); *idle = 1; }
     if ((round & 255) == 0) fb_store_sys(&g->beats[block].epoch, g->beats[block].epoch + 1);
-    fb_relax();
+    fb_idle(round);
   }
   if (*idle) { fb_add(&g->idle, (u32)-1); *idle = 0; }
   return 0;

@@ -20,6 +20,8 @@ FB_DEVICE void fb_relax(void) {
   __nanosleep(40);
 #endif
 }
+// For a block that has found nothing `round` times: its SM has nothing else to do.
+FB_DEVICE void fb_idle(u32 round) { fb_relax(); }
 FB_DEVICE u32 fb_lane(void) { return threadIdx.x; }
 FB_DEVICE u32 fb_lanes(void) { return blockDim.x; }
 FB_DEVICE void fb_barrier(void) { __syncthreads(); }
@@ -28,6 +30,7 @@ FB_DEVICE void fb_barrier(void) { __syncthreads(); }
 
 #define FB_DEVICE static inline
 #include <sched.h>
+#include <unistd.h>
 
 // Tests make every step a place where another thread may come in between.
 #ifndef FB_STEP
@@ -40,6 +43,8 @@ FB_DEVICE void fb_store(u32 *p, u32 v) { FB_STEP(); __atomic_store_n(p, v, __ATO
 FB_DEVICE u32 fb_add(u32 *p, u32 v) { FB_STEP(); return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL); }
 FB_DEVICE u32 fb_or(u32 *p, u32 v) { FB_STEP(); return __atomic_fetch_or(p, v, __ATOMIC_ACQ_REL); }
 FB_DEVICE void fb_relax(void) { sched_yield(); }
+// Cores are not the grid's own: after a while it looks only now and then.
+FB_DEVICE void fb_idle(u32 round) { if (round < 4000) sched_yield(); else usleep(100); }
 FB_DEVICE u32 fb_lane(void) { return 0; }
 FB_DEVICE u32 fb_lanes(void) { return 1; }
 FB_DEVICE void fb_barrier(void) {}

@@ -27,6 +27,7 @@ try ./forebay bench fusion --device cuda --out "$OUT"
 try ./forebay bench schedulers --out "$OUT"
 try ./forebay bench dispatch --out "$OUT"
 try ./forebay bench transfer --out "$OUT"
+try ./forebay bench resident --out "$OUT"
 exit $status
 "#;
 

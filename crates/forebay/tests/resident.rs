@@ -301,6 +301,31 @@ fn settings_out_of_bounds_and_broken_functions_are_refused() {
     }
 }
 
+#[test]
+fn an_idle_grid_uses_little_of_a_processor() {
+    let Some(g) = start(builder().blocks(2)) else { return };
+    let used = || {
+        let stat = std::fs::read_dir("/proc/self/task").unwrap().flatten().filter_map(|t| {
+            let name = std::fs::read_to_string(t.path().join("comm")).ok()?;
+            let stat = std::fs::read_to_string(t.path().join("schedstat")).ok()?;
+            let ns = stat.split(' ').next()?.parse::<u64>().ok()?;
+            name.starts_with("block").then_some(ns)
+        });
+        stat.sum::<u64>()
+    };
+    g.wait(g.submit(call(&g, "add", &[1, 2])).unwrap()).unwrap();
+    // Other tests of this program have blocks, too; in some half second they are all done or idle.
+    let share = || {
+        let (before, begun) = (used(), std::time::Instant::now());
+        std::thread::sleep(Duration::from_millis(500));
+        used().saturating_sub(before) as f64 / begun.elapsed().as_nanos() as f64
+    };
+    let least = (0..30).map(|_| share()).find(|s| *s < 0.2);
+    assert!(least.is_some(), "two idle blocks use {:.2} cores", share());
+    // And it still answers.
+    assert_eq!(g.wait(g.submit(call(&g, "add", &[4, 5])).unwrap()).unwrap().result_as::<u64>(), 9);
+}
+
 /// The same text is CUDA C++ for every architecture from Turing to Blackwell.
 #[test]
 fn the_device_code_compiles_for_gpus() {
