@@ -285,6 +285,42 @@ fn draining_finishes_everything_and_stopping_nothing_more() {
 }
 
 #[test]
+fn a_grid_whose_task_never_ends_can_be_dropped() {
+    let Some(g) = start(builder().blocks(2)) else { return };
+    let gate = Box::leak(Box::new(std::sync::atomic::AtomicU32::new(0)));
+    let begun = std::sync::atomic::AtomicU32::new(0);
+    let t = g.submit(call(&g, "deaf", &[address(gate), address(&begun)])).unwrap();
+    while begun.load(Ordering::Acquire) == 0 {
+        std::thread::yield_now();
+    }
+    // Returns, though a block is still in its task, and still uses the grid's memory afterwards.
+    drop(g);
+    assert!(!t.is_done());
+    gate.store(1, Ordering::Release);
+    while !t.is_done() {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn grids_leave_no_files_open() {
+    let open = || {
+        std::fs::read_dir("/proc/self/fd").unwrap().filter(|f| {
+            f.as_ref().is_ok_and(|f| {
+                std::fs::read_link(f.path()).is_ok_and(|to| to.to_string_lossy().contains("memfd:resident"))
+            })
+        })
+    };
+    // Those of other tests come and go; what is left over stays.
+    let before = open().count();
+    for _ in 0..30 {
+        let Some(mut g) = start(builder().blocks(1)) else { return };
+        g.drain().unwrap();
+    }
+    assert!(open().count() < before + 30, "{} files", open().count());
+}
+
+#[test]
 fn settings_out_of_bounds_and_broken_functions_are_refused() {
     let bad = |b: Builder| b.start_on_cpu().map(drop).unwrap_err();
     for b in [builder().ring(0), builder().ring(3), builder().ring(1 << 21), builder().nodes(1), builder().queue(5)] {

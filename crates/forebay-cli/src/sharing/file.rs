@@ -69,8 +69,7 @@ pub fn run(device: Kind, mut done: impl FnMut()) -> Result<(), String> {
     bytes.iter_mut().enumerate().for_each(|(i, b)| *b = (i * 101 + 7) as u8);
     let key = Key::new(&bytes);
     let path = std::env::temp_dir().join(format!("forebay-encrypted-{}", std::process::id()));
-    let file =
-        File::options().read(true).write(true).create(true).truncate(true).open(&path).map_err(|e| e.to_string())?;
+    let file = File::options().read(true).write(true).create_new(true).open(&path).map_err(|e| e.to_string())?;
     // Nobody else needs its name, and it goes with the process, however that ends.
     std::fs::remove_file(&path).map_err(|e| e.to_string())?;
     let io = |e: std::io::Error| format!("the encrypted file: {e}");

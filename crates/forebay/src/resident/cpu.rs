@@ -2,7 +2,10 @@
 
 use std::io::Write as _;
 use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use forebay_hal::cache::Cache;
 
@@ -17,6 +20,9 @@ pub(super) struct Code {
     block: unsafe extern "C" fn(*mut layout::Grid, u32),
     /// The function's code.
     _library: libloading::Library,
+    /// Where it was loaded from; closed after that. The loader knows libraries by path: were its number used again before,
+    /// another library would be this one.
+    _file: std::fs::File,
 }
 
 impl Code {
@@ -45,25 +51,34 @@ pub(super) fn build(text: &str) -> Result<Code> {
     if let Some(code) = cache.get(&key).and_then(|binary| load(&binary).ok()) {
         return Ok(code);
     }
+    // A folder of our own, made anew: what others can write is not loaded, and nothing of theirs written to.
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let name = format!("forebay-resident-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let dir = std::env::temp_dir().join(name);
+    let made = std::fs::DirBuilder::new().mode(0o700).create(&dir);
+    made.map_err(|e| Error::Start(format!("{}: {e}; remove it, or set TMPDIR", dir.display())))?;
+    let built = compile(&compiler, &dir.join("tasks.so"), text);
+    let _ = std::fs::remove_dir_all(&dir);
+    let binary = built?;
+    let code = load(&binary)?;
+    cache.put(&key, &binary);
+    Ok(code)
+}
+
+/// The binary of `text`.
+fn compile(compiler: &str, out: &Path, text: &str) -> Result<Vec<u8>> {
     let start = |e: std::io::Error| Error::Start(format!("{compiler}: {e}"));
-    let dir = std::env::temp_dir();
-    let out = dir.join(format!("forebay-resident-{}-{:?}.so", std::process::id(), std::thread::current().id()));
-    let mut command = Command::new(&compiler);
-    command.args(OPTIONS).arg("-").arg("-o").arg(&out);
+    let mut command = Command::new(compiler);
+    command.args(OPTIONS).arg("-").arg("-o").arg(out);
     let piped = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut child = piped.spawn().map_err(start)?;
     let written = child.stdin.take().map_or(Ok(()), |mut to| to.write_all(text.as_bytes()));
     let done = child.wait_with_output().map_err(start)?;
-    let binary = std::fs::read(&out);
-    let _ = std::fs::remove_file(&out);
     if !done.status.success() {
         return Err(Error::Compile(String::from_utf8_lossy(&done.stderr).into_owned()));
     }
     written.map_err(start)?;
-    let binary = binary.map_err(start)?;
-    let code = load(&binary)?;
-    cache.put(&key, &binary);
-    Ok(code)
+    std::fs::read(out).map_err(start)
 }
 
 fn load(binary: &[u8]) -> Result<Code> {
@@ -71,13 +86,11 @@ fn load(binary: &[u8]) -> Result<Code> {
     let file = rustix::fs::memfd_create("resident", rustix::fs::MemfdFlags::CLOEXEC).map_err(|e| start(&e))?;
     let mut file = std::fs::File::from(file);
     file.write_all(binary).map_err(|e| start(&e))?;
-    // The loader knows libraries by path: a number that is used again would be the old library.
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     // SAFETY: made by our own build of the program's own functions; it has no initialisers.
     let library = unsafe { libloading::Library::new(&path) }.map_err(|e| start(&e))?;
-    std::mem::forget(file);
     // SAFETY: the signature is that of device/resident/grid.h.
     let block = *unsafe { library.get::<unsafe extern "C" fn(*mut layout::Grid, u32)>(b"fb_block\0") }
         .map_err(|e| start(&e))?;
-    Ok(Code { block, _library: library })
+    Ok(Code { block, _library: library, _file: file })
 }

@@ -16,6 +16,9 @@ const NAP: Duration = Duration::from_micros(50);
 /// A block that is busy and whose heart has stood still for so long is stuck.
 const STILL: Duration = Duration::from_secs(1);
 
+/// How long dropping a grid waits for its blocks.
+const LEAVE: Duration = Duration::from_secs(1);
+
 /// A task to submit.
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
@@ -226,7 +229,7 @@ impl std::fmt::Debug for Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // SAFETY: made by `Box::into_raw`; no block has it any more: `Grid` joins them before it drops its handle.
+        // SAFETY: made by `Box::into_raw`; no block has it any more: each holds a handle while it runs.
         drop(unsafe { Box::from_raw(self.memory) });
     }
 }
@@ -294,14 +297,15 @@ impl Shared {
     }
 }
 
-/// A running grid. Dropping it ends it after the tasks that are running.
+/// A running grid. Dropping it ends it after the tasks that are running; blocks in tasks that do not end are left behind
+/// after a second, with the memory that they use.
 pub struct Grid {
     shared: Arc<Shared>,
     blocks: Vec<JoinHandle<()>>,
 }
 
 /// What a block's thread has.
-struct Block(*mut layout::Grid, u32);
+struct Block(*mut layout::Grid, u32, Arc<Shared>);
 // SAFETY: the grid is shared by protocol.
 unsafe impl Send for Block {}
 
@@ -337,11 +341,12 @@ impl Grid {
         let code = Arc::new(code);
         let mut grid = Grid { shared, blocks: Vec::new() };
         for i in 0..blocks {
-            let (block, code) = (Block(address, i as u32), code.clone());
+            let (block, code) = (Block(address, i as u32, grid.shared.clone()), code.clone());
             let run = move || {
-                let Block(grid, number) = { block };
-                // SAFETY: the memory lives until all blocks have been joined.
-                unsafe { code.run(grid, number) }
+                let Block(grid, number, shared) = { block };
+                // SAFETY: `shared` keeps the memory.
+                unsafe { code.run(grid, number) };
+                drop(shared);
             };
             let thread = std::thread::Builder::new().name(format!("block{i}")).spawn(run);
             // Dropping the grid ends those that were started.
@@ -459,18 +464,20 @@ impl Grid {
         self.end(layout::STOP_NOW)
     }
 
+    fn tell(&self, stop: u32) {
+        // With both rings locked nothing is half submitted.
+        let _rings = [self.shared.producer(0), self.shared.producer(1)];
+        self.shared.stopped.fetch_max(1, Ordering::AcqRel);
+        // SAFETY: the memory lives as long as `self`; the word is atomic.
+        let control = unsafe { word(&raw mut (*self.shared.control).stop) };
+        control.store(stop, Ordering::Release);
+    }
+
     fn end(&mut self, word_: u32) -> Result<()> {
         if self.blocks.is_empty() {
             return Err(Error::Stopped);
         }
-        {
-            // With both rings locked nothing is half submitted.
-            let _rings = [self.shared.producer(0), self.shared.producer(1)];
-            self.shared.stopped.store(1, Ordering::Release);
-            // SAFETY: the memory lives as long as `self`; the word is atomic.
-            let control = unsafe { word(&raw mut (*self.shared.control).stop) };
-            control.store(word_, Ordering::Release);
-        }
+        self.tell(word_);
         for b in self.blocks.drain(..) {
             let _ = b.join();
         }
@@ -481,7 +488,13 @@ impl Grid {
 
 impl Drop for Grid {
     fn drop(&mut self) {
-        let _ = self.stop();
+        self.tell(layout::STOP_NOW);
+        let begun = Instant::now();
+        while begun.elapsed() < LEAVE && self.blocks.iter().any(|b| !b.is_finished()) {
+            std::thread::sleep(NAP);
+        }
+        // What is not begun by now never will be.
+        self.shared.stopped.store(2, Ordering::Release);
     }
 }
 

@@ -183,7 +183,11 @@ pub fn merge(ranges: impl IntoIterator<Item = Range>) -> SmallVec<[Range; 16]> {
     let mut out: SmallVec<[Range; 16]> = SmallVec::new();
     for r in ranges.into_iter().filter(|r| r.bytes > 0) {
         match out.last_mut() {
-            Some(l) if l.host + l.bytes == r.host && l.device + l.bytes == r.device => l.bytes += r.bytes,
+            Some(l)
+                if l.host.checked_add(l.bytes) == Some(r.host) && l.device.checked_add(l.bytes) == Some(r.device) =>
+            {
+                l.bytes = l.bytes.saturating_add(r.bytes);
+            }
             _ => out.push(r),
         }
     }

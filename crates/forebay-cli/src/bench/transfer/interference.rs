@@ -17,7 +17,7 @@ use crate::bench::schema::{Row, quantile};
 
 /// A control message, a camera line, an image.
 const SIZES: [usize; 3] = [4 << 10, 64 << 10, 1 << 20];
-/// Transfers of a case: the slowest of them all stands for one in a thousand.
+/// Transfers of a case: all but one are below its p99.9.
 const TRANSFERS: usize = 1000;
 /// Shortest period, and how many times as long as a transfer it is.
 const PERIOD: Duration = Duration::from_micros(300);
