@@ -31,7 +31,7 @@ pub trait Memory: Send + Sync + Any {
 }
 
 /// Bytes of each accelerator's memory that this process may use, if it is to use less than there is; `forebay run
-/// --memory` sets it.
+/// --memory` sets it. A plain number; anything else is no limit.
 pub const MEMORY_VARIABLE: &str = "FOREBAY_MEMORY";
 
 /// The memory of an accelerator that this process may use: all of it, or what [`MEMORY_VARIABLE`] allows.

@@ -29,13 +29,6 @@ fn unmeasured(d: &Arc<dyn Device>) -> Arc<Engine> {
     Engine::with_curves(d.clone(), Curves::default())
 }
 
-fn ways(d: &dyn Device) -> impl Iterator<Item = Way> + '_ {
-    Way::ALL.into_iter().filter(|w| match w {
-        Way::Direct(m) => d.methods().contains(m),
-        Way::Staged => true,
-    })
-}
-
 fn pattern(seed: u32, bytes: usize) -> Vec<u8> {
     let mut x = seed | 1;
     let next = |_| {
@@ -61,7 +54,7 @@ fn every_way_keeps_every_byte(d: &Arc<dyn Device>, cases: u32) {
     let mut model = pattern(1, SIZE);
     stream.write(&memory, 0, &model).unwrap();
     let mut pinned = engine.pinned(SIZE).unwrap();
-    let ways: Vec<_> = ways(&**d).map(Some).chain([None]).collect();
+    let ways: Vec<_> = Way::of(&**d).map(Some).chain([None]).collect();
     let strategy = (range(), range(), 0..ways.len(), any::<(bool, u32)>());
     let mut runner = TestRunner::new(ProptestConfig { cases, failure_persistence: None, ..Default::default() });
     let model = std::cell::RefCell::new(&mut model);
@@ -189,7 +182,7 @@ fn batches_and_transfers_under_way(d: &Arc<dyn Device>) {
         let (h, n) = (r.host as usize, r.bytes as usize);
         model[r.device as usize..][..n].copy_from_slice(&data[h..h + n]);
     }
-    for way in ways(&**d).filter(|w| w.serves(Host::Pageable)) {
+    for way in Way::of(&**d).filter(|w| w.serves(Host::Pageable)) {
         stream.force(Some(way)).unwrap();
         stream.write(&memory, 0, &vec![0u8; 1 << 16]).unwrap();
         stream.write_batch(&memory, &data, &ranges).unwrap();
@@ -349,7 +342,7 @@ fn curves_are_measured_once_stored_and_redone_when_damaged() {
         let found = engine.curves();
         // Of a device whose memory is the host's, all memory is pinned.
         let hosts: Vec<_> = Host::ALL.into_iter().filter(|h| !d.info().host_memory || *h == Host::Pinned).collect();
-        for (way, h) in ways(&*d).flat_map(|w| hosts.iter().map(move |h| (w, *h))).filter(|(w, h)| w.serves(*h)) {
+        for (way, h) in Way::of(&*d).flat_map(|w| hosts.iter().map(move |h| (w, *h))).filter(|(w, h)| w.serves(*h)) {
             for direction in Direction::ALL {
                 let c = found.get(way, direction, h).unwrap();
                 assert!(c.points().count() >= 8, "{way:?} {direction:?} {h:?}: {:?}", c.points().count());

@@ -138,12 +138,8 @@ pub(super) fn measure(engine: &Arc<Engine>, budget: Duration) -> Result<Curves> 
         pageable: vec![1; largest],
     };
     bench.pinned.fill(1);
-    let has = |w: &Way| match w {
-        Way::Direct(m) => device.methods().contains(m),
-        Way::Staged => true,
-    };
     let mut all: Vec<Candidate> = Vec::new();
-    for way in Way::ALL.into_iter().filter(has) {
+    for way in Way::of(&**device) {
         // Where all memory is as good as pinned memory only that is measured.
         let hosts = Host::ALL.into_iter().filter(|h| way.serves(*h) && engine.place(*h) == *h);
         let hosts: Vec<Host> = hosts.collect();
@@ -163,7 +159,7 @@ pub(super) fn measure(engine: &Arc<Engine>, budget: Duration) -> Result<Curves> 
     let mut curves = Curves { all: all.into_iter().map(measured).collect(), ..Curves::default() };
     for direction in Direction::ALL {
         curves.further[direction as usize] = further(&mut bench, direction, largest)?;
-        if has(&Way::Direct(Method::Mapped)) {
+        if device.methods().contains(&Method::Mapped) {
             for size in TOGETHER.into_iter().filter(|s| *s <= largest && begun.elapsed() < budget.mul_f32(0.95)) {
                 let Some(permille) = together(&mut bench, direction, size, &curves)? else { continue };
                 curves.together[direction as usize].push(Together { bytes: size as u64, permille });

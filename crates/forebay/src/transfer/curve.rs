@@ -1,6 +1,6 @@
 //! What a copy costs, by size: measured at powers of two, straight lines between.
 
-use forebay_hal::{Direction, Method};
+use forebay_hal::{Device, Direction, Method};
 use serde::{Deserialize, Serialize};
 
 /// Smallest size with a point of its own: 8 B.
@@ -145,6 +145,14 @@ impl Way {
             Way::Direct(m) => m.name(),
             Way::Staged => "staged",
         }
+    }
+
+    /// Those that a device has.
+    pub fn of(device: &dyn Device) -> impl Iterator<Item = Way> + '_ {
+        Way::ALL.into_iter().filter(|w| match w {
+            Way::Direct(m) => device.methods().contains(m),
+            Way::Staged => true,
+        })
     }
 
     /// Whether it can take bytes from there: kernels cannot reach pageable memory, and pinned memory needs no ring.

@@ -44,10 +44,7 @@ pub(super) fn load(cache: &Cache, device: &dyn Device) -> Option<Curves> {
     for way in Way::ALL {
         for (direction, host) in Direction::ALL.into_iter().flat_map(|d| Host::ALL.map(|h| (d, h))) {
             let Some(points) = stored.curves.get(&name(way, direction, host)) else { continue };
-            let known = match way {
-                Way::Direct(m) => device.methods().contains(&m),
-                Way::Staged => true,
-            };
+            let known = Way::of(device).any(|w| w == way);
             if points.is_empty() || points.len() > MAX_POINTS || !known || !way.serves(host) {
                 return None;
             }

@@ -96,11 +96,7 @@ impl Site {
 }
 
 fn ways(device: &dyn Device, host: Host) -> Vec<Way> {
-    let has = |w: &Way| match w {
-        Way::Direct(m) => device.methods().contains(m),
-        Way::Staged => true,
-    };
-    Way::ALL.into_iter().filter(|w| w.serves(host) && has(w)).collect()
+    Way::of(device).filter(|w| w.serves(host)).collect()
 }
 
 fn shuffle(order: &mut [usize], seed: &mut u64) {
