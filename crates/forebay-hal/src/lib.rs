@@ -8,6 +8,9 @@
 //! what the caller could not foresee (out of memory, a compile error, a lost device). It knows nothing of tasks,
 //! coherence or policy: two commands that race because the caller ordered no fence between them are the caller's bug.
 
+// A panic here would be the end of somebody else's process.
+#![cfg_attr(not(any(test, loom)), deny(clippy::unwrap_used, clippy::expect_used))]
+
 pub mod cache;
 pub mod conformance;
 pub mod cpu;

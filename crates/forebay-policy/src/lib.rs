@@ -8,6 +8,9 @@
 //! - [`queue`]: the ready queue and PTask's four scheduling modes (section 5.3.1).
 //! - [`share`]: classes, shares and time division of a device among processes.
 
+// A panic here would be the end of somebody else's process.
+#![cfg_attr(not(any(test, loom)), deny(clippy::unwrap_used, clippy::expect_used))]
+
 pub mod credit;
 pub mod priority;
 pub mod queue;

@@ -18,6 +18,9 @@
 //! 5. A connection that ends gives its credit accounts back. The class of a process lasts until the process ends.
 //! 6. Without a service, and once it has gone, programs run unrestricted; they look for it again from time to time.
 
+// A panic here would be the end of somebody else's process.
+#![cfg_attr(not(any(test, loom)), deny(clippy::unwrap_used, clippy::expect_used))]
+
 #[cfg(not(all(loom, test)))]
 pub mod client;
 pub mod memory;

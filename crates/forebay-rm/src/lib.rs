@@ -24,6 +24,9 @@
 //! 5. Discovery only reads. Handles are looked for in bounded ranges, downwards from our own client's, because a question
 //!    about a client that does not exist leaves a line in the kernel's log.
 
+// A panic here would be the end of somebody else's process.
+#![cfg_attr(not(any(test, loom)), deny(clippy::unwrap_used, clippy::expect_used))]
+
 mod aperture;
 mod client;
 pub mod error;

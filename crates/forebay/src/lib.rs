@@ -23,6 +23,9 @@
 //! Terms are PTask's (Rossbach et al., SOSP'11): see [`graph`] for building, [`Runtime`] and [`Running`] for running,
 //! [`Datablock`] for data, and `docs/ptask.md` for the correspondence with the paper's system calls.
 
+// A panic here would be the end of somebody else's process.
+#![cfg_attr(not(any(test, loom)), deny(clippy::unwrap_used, clippy::expect_used))]
+
 pub mod block;
 mod error;
 pub mod graph;

@@ -9,6 +9,9 @@
 //! - [`agent`]: divides an NVIDIA GPU's time among processes by suspension. It runs on the fake of [`forebay_rm::fake`] (in
 //!   tests and in `forebay-sim`), has not met a GPU, and is not part of the daemon yet.
 
+// A panic here would be the end of somebody else's process.
+#![cfg_attr(not(any(test, loom)), deny(clippy::unwrap_used, clippy::expect_used))]
+
 pub mod agent;
 pub mod daemon;
 pub mod guardian;
