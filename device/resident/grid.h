@@ -30,6 +30,20 @@ struct Context {
 
 FB_DEVICE void fb_fail(Grid *g, u32 root, u32 status) { fb_or(&g->roots[root].status, status); }
 
+// Memory from the grid's heap: null when there is no room, or no heap. Any lane may ask.
+FB_DEVICE void *fb_new(Context *c, u64 bytes) {
+  Heap *h = (Heap *)c->grid->heap;
+  return h ? fb_malloc(h, bytes) : 0;
+}
+
+// Gives it back; what fb_new has not given, or has been given back before, is refused, and the root's status says so.
+FB_DEVICE bool fb_delete(Context *c, void *at) {
+  Heap *h = (Heap *)c->grid->heap;
+  if (!at || (h && fb_free(h, at) == FB_FREED)) return true;
+  fb_fail(c->grid, c->root, FB_BAD_FREE);
+  return false;
+}
+
 // Gives a task to everybody; priority 0 is taken first. Others do not know what this block counts for itself.
 FB_DEVICE bool fb_share(Context *c, Task *t) {
   Grid *g = c->grid;
@@ -129,6 +143,19 @@ FB_DEVICE unsigned char *fb_result(Context *c) { return c->grid->roots[c->root].
 
 // The function table, made from the program's functions: false for a number that is none of them.
 FB_DEVICE bool fb_call(u32 function, Context *c, const Task *t);
+
+// A task function for all lanes of a block together: `c` is the context, `t` the task.
+#define TASK(name) FB_DEVICE void name(Context *c, const Task *t)
+// One that is called for each item of the task's range, `i`, by a lane or by a whole warp; `fb_in_warp` is the lane's number.
+// Lanes or warps of a block have different items, and may end at different times.
+#define FB_ITEMS(name, lane, step)                                                    \
+  FB_DEVICE void name##_item(Context *c, const Task *t, u64 i);                        \
+  FB_DEVICE void name(Context *c, const Task *t) {                                     \
+    for (u64 i = t->first + (lane); i < t->first + t->count; i += (step)) name##_item(c, t, i); \
+  }                                                                                    \
+  FB_DEVICE void name##_item(Context *c, const Task *t, u64 i)
+#define TASK_PER_THREAD(name) FB_ITEMS(name, fb_lane(), fb_lanes())
+#define TASK_PER_WARP(name) FB_ITEMS(name, fb_lane() / FB_WARP, (fb_lanes() + FB_WARP - 1) / FB_WARP)
 
 // A task is about to run: from now on the block counts for its root, if it does not for another one.
 FB_DEVICE void fb_hold(Held *h, Task *t) {

@@ -1,7 +1,5 @@
 // Made from crates/forebay/src/resident/layout.rs; `cargo test` says when it is out of date.
 #pragma once
-typedef unsigned int u32;
-typedef unsigned long long u64;
 #if defined(__CUDACC_RTC__)
 #define FB_OFFSET(T, f) __INTADDR__(&((T *)0)->f)
 #else
@@ -11,6 +9,7 @@ typedef unsigned long long u64;
 #define FB_STOP_NOW 2u
 #define FB_UNKNOWN_FUNCTION 1u
 #define FB_OUT_OF_FUEL 2u
+#define FB_BAD_FREE 4u
 #define FB_FIRST_OWN 256u
 #define FB_NONE 4294967295u
 struct alignas(64) Slot {
@@ -155,6 +154,7 @@ struct alignas(128) Grid {
   struct Done *done;
   struct Beat *beats;
   struct Control *control;
+  unsigned char *heap;
 };
 static_assert(sizeof(Grid) == 1920, "size");
 static_assert(FB_OFFSET(Grid, rings) == 0, "offset");
@@ -168,3 +168,4 @@ static_assert(FB_OFFSET(Grid, roots) == 1816, "offset");
 static_assert(FB_OFFSET(Grid, done) == 1824, "offset");
 static_assert(FB_OFFSET(Grid, beats) == 1832, "offset");
 static_assert(FB_OFFSET(Grid, control) == 1840, "offset");
+static_assert(FB_OFFSET(Grid, heap) == 1848, "offset");

@@ -22,3 +22,4 @@ example!(graph_file, "../../../examples/6_graph_file.rs");
 example!(transfer, "../../../examples/7_transfer.rs");
 example!(resident, "../../../examples/8_resident.rs");
 example!(resident_bfs, "../../../examples/9_resident_bfs.rs");
+example!(device_heap, "../../../examples/10_device_heap.rs");

@@ -72,6 +72,32 @@ TASK(deaf) {
 }
 TASK(fails) { if (fb_lane() == 0) fb_fail(c->grid, c->root, FB_FIRST_OWN << 3); }
 TASK(unknown) { if (fb_lane() == 0) fb_spawn(c, 999, 0, 1, 0, 0); }
+// Numbers as a list on the heap: its sum, and with a second argument also a piece that is freed twice.
+TASK(heap) {
+  if (fb_lane() != 0) return;
+  struct Link { Link *next; u64 value; unsigned char more[40]; };
+  Link *all = 0;
+  u64 made = 0, sum = 0;
+  for (; made < arg(t, 0); made++) {
+    Link *l = (Link *)fb_new(c, sizeof(Link));
+    if (!l) break;
+    l->next = all;
+    l->value = made;
+    all = l;
+  }
+  while (all) {
+    Link *l = all;
+    all = l->next;
+    sum += l->value;
+    fb_delete(c, l);
+    if (!all && arg(t, 1)) fb_delete(c, l);
+  }
+  ((u64 *)fb_result(c))[0] = made;
+  ((u64 *)fb_result(c))[1] = sum;
+}
+TASK(keep) { if (fb_lane() == 0) *(void **)fb_result(c) = fb_new(c, arg(t, 0)); }
+TASK_PER_THREAD(thread_adds) { count(arg(t, 0), i); }
+TASK_PER_WARP(warp_adds) { if (fb_in_warp() == 0) count(arg(t, 0), i); }
 TASK(order) {
   // Puts its number behind those that were here before.
   u64 *list = (u64 *)arg(t, 0);
@@ -79,8 +105,23 @@ TASK(order) {
 }
 "#;
 
-const FUNCTIONS: [&str; 11] =
-    ["add", "sum", "tree", "diamond", "diamond_side", "diamond_end", "endless", "deaf", "fails", "unknown", "order"];
+const FUNCTIONS: [&str; 15] = [
+    "add",
+    "sum",
+    "tree",
+    "diamond",
+    "diamond_side",
+    "diamond_end",
+    "endless",
+    "deaf",
+    "fails",
+    "unknown",
+    "order",
+    "heap",
+    "keep",
+    "thread_adds",
+    "warp_adds",
+];
 
 fn builder() -> Builder {
     Builder::new(TASKS).functions(FUNCTIONS)
@@ -360,6 +401,57 @@ fn an_idle_grid_uses_little_of_a_processor() {
     assert!(least.is_some(), "two idle blocks use {:.2} cores", share());
     // And it still answers.
     assert_eq!(g.wait(g.submit(call(&g, "add", &[4, 5])).unwrap()).unwrap().result_as::<u64>(), 9);
+}
+
+#[test]
+fn tasks_allocate_and_free_and_the_host_sees_what_is_taken() {
+    const ARENA: u64 = 4 << 20;
+    let Some(g) = start(builder().blocks(2).heap(ARENA)) else { return };
+    let empty = g.heap().unwrap();
+    assert!(empty.arena > ARENA * 95 / 100 && empty.arena <= ARENA && empty.free == empty.arena, "{empty:?}");
+    let run = |n: u64, bad: u64| g.wait(g.submit(call(&g, "heap", &[n, bad])).unwrap());
+    let many: Vec<_> = (0..50).map(|i| g.submit(call(&g, "heap", &[i * 20, 0])).unwrap()).collect();
+    for (i, ticket) in many.into_iter().enumerate() {
+        let n = i as u64 * 20;
+        assert_eq!(g.wait(ticket).unwrap().result_as::<[u64; 2]>(), [n, n * n.saturating_sub(1) / 2]);
+    }
+    // More than there is: as many as fit, then null. All of it comes back.
+    let all = run(1 << 20, 0).unwrap().result_as::<[u64; 2]>()[0];
+    assert_eq!(all, empty.arena / 64);
+    let after = g.heap().unwrap();
+    assert_eq!((after.slots, after.large, after.free + after.slack), (0, 0, empty.arena));
+    // Freed twice: that task's error, and the host sees the pointer.
+    assert!(matches!(run(3, 1), Err(Error::BadFree { function }) if function == "heap"));
+    assert_eq!((g.heap().unwrap().twice, g.heap().unwrap().slots), (1, 0));
+    assert!(g.heap().unwrap().last_bad != 0);
+    // What is kept is seen, in slots and in pages; all of what is left can be had.
+    let keep = |bytes: u64| g.wait(g.submit(call(&g, "keep", &[bytes])).unwrap()).unwrap().result_as::<u64>();
+    assert!(keep(100) != 0 && keep(200_000) != 0);
+    let used = g.heap().unwrap();
+    assert_eq!((used.slots, used.large), (112, 4 << 16));
+    assert!(used.longest < used.arena && used.fragmentation() > 0.0);
+    assert!(keep(used.longest + 1) == 0 && keep(used.longest) != 0);
+}
+
+#[test]
+fn heaps_out_of_bounds_are_refused_and_grids_without_give_null() {
+    let Some(g) = start(builder()) else { return };
+    assert!(g.heap().is_none());
+    assert_eq!(g.wait(g.submit(call(&g, "keep", &[8])).unwrap()).unwrap().result_as::<u64>(), 0);
+    for bytes in [0, 1000, 65536, u64::MAX, 1 << 60] {
+        let refused = builder().heap(bytes).start_on_cpu().map(drop).unwrap_err();
+        assert!(matches!(&refused, Error::Start(why) if why.contains(&bytes.to_string())), "{refused}");
+    }
+}
+
+#[test]
+fn a_function_may_be_for_a_thread_or_a_warp() {
+    let Some(g) = start(builder().grain(7)) else { return };
+    for name in ["thread_adds", "warp_adds"] {
+        let sum = AtomicU64::new(0);
+        g.wait(g.submit(call(&g, name, &[address(&sum)]).range(5, 1000)).unwrap()).unwrap();
+        assert_eq!(sum.load(Ordering::Relaxed), (5..1005).sum::<u64>(), "{name}");
+    }
 }
 
 /// The same text is CUDA C++ for every architecture from Turing to Blackwell.

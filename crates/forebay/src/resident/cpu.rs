@@ -1,6 +1,7 @@
 //! Task functions built for the CPU: by the machine's C++ compiler, kept in the cache like any compiled kernel.
 
 use std::io::Write as _;
+use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
@@ -9,15 +10,18 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use forebay_hal::cache::Cache;
 
+use super::heap::HeapUse;
 use super::layout;
 use super::{Error, Result};
 
 /// What the compiler is told.
 const OPTIONS: [&str; 7] = ["-std=c++17", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-x", "c++"];
 
-/// A loaded grid: the function that is a block.
+/// A loaded grid: the function that is a block, and those of its heap.
 pub(super) struct Code {
     block: unsafe extern "C" fn(*mut layout::Grid, u32),
+    heap_setup: unsafe extern "C" fn(*mut u8, u64, u32, u32) -> u32,
+    heap_usage: unsafe extern "C" fn(*mut u8, *mut HeapUse),
     /// The function's code.
     _library: libloading::Library,
     /// Where it was loaded from; closed after that. The loader knows libraries by path: were its number used again before,
@@ -33,6 +37,23 @@ impl Code {
     pub(super) unsafe fn run(&self, grid: *mut layout::Grid, block: u32) {
         // SAFETY: the library lives as long as `self`; by the contract.
         unsafe { (self.block)(grid, block) }
+    }
+
+    /// Makes memory a heap for so many blocks; false when there is no room for a page.
+    pub(super) fn heap_setup(&self, memory: &mut [MaybeUninit<u8>], blocks: u32) -> bool {
+        // SAFETY: writes within the memory; the signature is that of device/heap/host.h.
+        unsafe { (self.heap_setup)(memory.as_mut_ptr().cast(), memory.len() as u64, blocks, 1) != 0 }
+    }
+
+    /// What is taken of a heap, and what is left.
+    ///
+    /// # Safety
+    /// `heap` was set up, and its memory is there.
+    pub(super) unsafe fn heap_usage(&self, heap: *mut u8) -> HeapUse {
+        let mut to = HeapUse::default();
+        // SAFETY: by the contract; the layout of `HeapUse` is that of device/heap/host.h.
+        unsafe { (self.heap_usage)(heap, &raw mut to) };
+        to
     }
 }
 
@@ -89,8 +110,11 @@ fn load(binary: &[u8]) -> Result<Code> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     // SAFETY: made by our own build of the program's own functions; it has no initialisers.
     let library = unsafe { libloading::Library::new(&path) }.map_err(|e| start(&e))?;
-    // SAFETY: the signature is that of device/resident/grid.h.
-    let block = *unsafe { library.get::<unsafe extern "C" fn(*mut layout::Grid, u32)>(b"fb_block\0") }
-        .map_err(|e| start(&e))?;
-    Ok(Code { block, _library: library, _file: file })
+    // SAFETY: the signatures are those of device/resident/grid.h and device/heap/host.h.
+    unsafe {
+        let block = *library.get(b"fb_block\0").map_err(|e| start(&e))?;
+        let heap_setup = *library.get(b"fb_heap_setup\0").map_err(|e| start(&e))?;
+        let heap_usage = *library.get(b"fb_heap_usage\0").map_err(|e| start(&e))?;
+        Ok(Code { block, heap_setup, heap_usage, _library: library, _file: file })
+    }
 }

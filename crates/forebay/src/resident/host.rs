@@ -7,8 +7,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::cpu::Code;
+use super::heap::{Heap, HeapUse};
 use super::layout::{self, ARGS, Beat, Cell, Control, Done, Node, Queue, RESULT, Ring, Root, Slot, Task};
-use super::{Error, Result};
+use super::{Error, Result, Sizes};
 
 /// How long a wait spins before it sleeps between looks.
 const SPIN: Duration = Duration::from_micros(50);
@@ -110,6 +111,7 @@ impl std::fmt::Display for Stuck {
 
 /// Everything that blocks and host share; freed when the last of them has gone.
 struct Memory {
+    _heap: Option<Heap>,
     grid: Box<layout::Grid>,
     slots: [Box<[Slot]>; 2],
     done: Box<[Done]>,
@@ -139,9 +141,13 @@ fn queue(cells: &mut [Cell]) -> Queue {
 }
 
 impl Memory {
-    fn new(blocks: usize, rings: [usize; 2], nodes: usize, places: usize, grain: u64) -> Box<Self> {
+    fn new(sizes: &Sizes, mut heap: Option<Heap>) -> Box<Self> {
+        let &Sizes { blocks, ring, nodes, queue: places, grain, .. } = sizes;
+        let rings = [ring; 2];
         let roots = rings[0] + rings[1];
+        let heap_at = heap.as_mut().map_or(std::ptr::null_mut(), Heap::address);
         let mut m = Box::new(Memory {
+            _heap: heap,
             // SAFETY: as in `zeroed`.
             grid: Box::new(unsafe { std::mem::zeroed() }),
             slots: rings.map(zeroed),
@@ -183,6 +189,7 @@ impl Memory {
             done: m.done.as_mut_ptr(),
             beats: m.beats.as_mut_ptr(),
             control: &raw mut *m.control,
+            heap: heap_at,
         };
         m
     }
@@ -214,6 +221,9 @@ struct Shared {
     seen: Mutex<Vec<(u32, Instant)>>,
     /// Held while blocks run, and given to whoever frees the memory.
     stopped: AtomicU32,
+    /// The heap, or null.
+    heap: *mut u8,
+    code: Code,
 }
 
 // SAFETY: `memory` is freed when the last handle drops, after all blocks have ended; see `Memory` for what is in it.
@@ -310,20 +320,14 @@ struct Block(*mut layout::Grid, u32, Arc<Shared>);
 unsafe impl Send for Block {}
 
 impl Grid {
-    pub(super) fn start(
-        functions: Vec<String>,
-        blocks: usize,
-        rings: [usize; 2],
-        nodes: usize,
-        places: usize,
-        grain: u64,
-        code: Code,
-    ) -> Result<Self> {
-        let memory = Box::into_raw(Memory::new(blocks, rings, nodes, places, grain));
+    pub(super) fn start(functions: Vec<String>, sizes: &Sizes, code: Code) -> Result<Self> {
+        let (blocks, rings) = (sizes.blocks, [sizes.ring; 2]);
+        let heap = sizes.heap.map(|bytes| Heap::new(&code, bytes, blocks)).transpose()?;
+        let memory = Box::into_raw(Memory::new(sizes, heap));
         // SAFETY: just made, and nobody else's yet.
-        let (address, slots, done, beats, control) = unsafe {
+        let (address, slots, done, beats, control, heap) = unsafe {
             let g = &raw mut *(*memory).grid;
-            (g, [(*g).rings[0].slots, (*g).rings[1].slots], (*g).done, (*g).beats, (*g).control)
+            (g, [(*g).rings[0].slots, (*g).rings[1].slots], (*g).done, (*g).beats, (*g).control, (*g).heap)
         };
         let producer = |n: usize| Mutex::new(Producer { tail: 0, wanted: vec![false; n], kept: HashMap::new() });
         let shared = Arc::new(Shared {
@@ -337,15 +341,16 @@ impl Grid {
             sizes: rings,
             seen: Mutex::new(vec![(0, Instant::now()); blocks]),
             stopped: AtomicU32::new(0),
+            heap,
+            code,
         });
-        let code = Arc::new(code);
         let mut grid = Grid { shared, blocks: Vec::new() };
         for i in 0..blocks {
-            let (block, code) = (Block(address, i as u32, grid.shared.clone()), code.clone());
+            let block = Block(address, i as u32, grid.shared.clone());
             let run = move || {
                 let Block(grid, number, shared) = { block };
                 // SAFETY: `shared` keeps the memory.
-                unsafe { code.run(grid, number) };
+                unsafe { shared.code.run(grid, number) };
                 drop(shared);
             };
             let thread = std::thread::Builder::new().name(format!("block{i}")).spawn(run);
@@ -443,6 +448,13 @@ impl Grid {
         ticket.wait_until(Some(time))
     }
 
+    /// What is taken of the heap, and what is left; none when the grid has no heap ([`super::Builder::heap`]).
+    pub fn heap(&self) -> Option<HeapUse> {
+        let s = &self.shared;
+        // SAFETY: set up when the grid was started; the memory lives as long as `s`.
+        (!s.heap.is_null()).then(|| unsafe { s.code.heap_usage(s.heap) })
+    }
+
     /// A block that makes no progress, if there is one: it has been in the same task for a second.
     pub fn stuck(&self) -> Option<Stuck> {
         self.shared.stuck()
@@ -538,6 +550,7 @@ impl Ticket {
         match status {
             0 => Ok(Completion { result }),
             s if s & layout::OUT_OF_FUEL != 0 => Err((Error::OutOfFuel { function: function() }, None)),
+            s if s & layout::BAD_FREE != 0 => Err((Error::BadFree { function: function() }, None)),
             s if s & layout::UNKNOWN_FUNCTION != 0 => Err((Error::UnknownFunction { function: function() }, None)),
             status => Err((Error::Failed { function: function(), status }, None)),
         }

@@ -14,6 +14,8 @@ pub const STOP_NOW: u32 = 2;
 pub const UNKNOWN_FUNCTION: u32 = 1;
 /// The root used up its fuel.
 pub const OUT_OF_FUEL: u32 = 2;
+/// One of its tasks freed what was not to be freed.
+pub const BAD_FREE: u32 = 4;
 /// Bits from here on are the program's own ([`super::Error::Failed`]).
 pub const FIRST_OWN: u32 = 1 << 8;
 
@@ -240,6 +242,8 @@ shared! {
         beats: *mut Beat,
         /// The host's word.
         control: *mut Control,
+        /// The heap (device/heap/heap.h), or null.
+        heap: *mut u8,
     }
 }
 
@@ -247,7 +251,6 @@ shared! {
 pub fn header() -> String {
     let mut out = String::from(
         "// Made from crates/forebay/src/resident/layout.rs; `cargo test` says when it is out of date.\n#pragma once\n\
-         typedef unsigned int u32;\ntypedef unsigned long long u64;\n\
          #if defined(__CUDACC_RTC__)\n#define FB_OFFSET(T, f) __INTADDR__(&((T *)0)->f)\n\
          #else\n#define FB_OFFSET(T, f) __builtin_offsetof(T, f)\n#endif\n",
     );
@@ -256,6 +259,7 @@ pub fn header() -> String {
         ("FB_STOP_NOW", STOP_NOW),
         ("FB_UNKNOWN_FUNCTION", UNKNOWN_FUNCTION),
         ("FB_OUT_OF_FUEL", OUT_OF_FUEL),
+        ("FB_BAD_FREE", BAD_FREE),
         ("FB_FIRST_OWN", FIRST_OWN),
         ("FB_NONE", u32::MAX),
     ];

@@ -8,12 +8,14 @@
 //! Today a grid runs on the CPU ([`Builder::start_on_cpu`]), where a block is a thread: for development, tests and machines
 //! without a GPU. A C++ compiler is needed at run time.
 //!
-//! layout.rs: what both sides share; host.rs: rings, completions, the watchdog; cpu.rs: building and running on the CPU.
+//! layout.rs: what both sides share; heap.rs: memory that tasks allocate; host.rs: rings, completions, the watchdog; cpu.rs: building and running on the CPU.
 
 mod cpu;
+mod heap;
 mod host;
 mod layout;
 
+pub use heap::HeapUse;
 pub use host::{Call, Completion, Grid, Stuck, Ticket};
 pub use layout::{ARGS, FIRST_OWN, RESULT, header};
 
@@ -71,6 +73,12 @@ pub enum Error {
         /// The submitted task's function.
         function: String,
     },
+    /// A task gave back memory that was not to be given back.
+    #[error("a task freed what is not allocated (submitted: {function:?}); the grid's heap() says which pointer")]
+    BadFree {
+        /// The submitted task's function.
+        function: String,
+    },
     /// The program's own status.
     #[error("task {function:?} failed with status {status:#x}")]
     Failed {
@@ -120,11 +128,18 @@ const MAX_SIZE: usize = 1 << 20;
 pub struct Builder {
     source: String,
     functions: Vec<String>,
+    sizes: Sizes,
+}
+
+/// How large what a grid has is.
+#[derive(Clone, Debug)]
+struct Sizes {
     blocks: usize,
     ring: usize,
     nodes: usize,
     queue: usize,
     grain: u64,
+    heap: Option<u64>,
 }
 
 impl Builder {
@@ -134,7 +149,8 @@ impl Builder {
         // One core is the host's, who may wait by looking.
         let blocks = std::thread::available_parallelism().map_or(1, |n| n.get() - 1).max(1);
         let functions = Vec::new();
-        Builder { source: source.into(), functions, blocks, ring: 1024, nodes: 4096, queue: 4096, grain: 256 }
+        let sizes = Sizes { blocks, ring: 1024, nodes: 4096, queue: 4096, grain: 256, heap: None };
+        Builder { source: source.into(), functions, sizes }
     }
 
     /// Names of the functions that may be submitted or made by tasks. On the device function `i` of them has the number
@@ -146,31 +162,38 @@ impl Builder {
 
     /// Blocks; by default one for each core but one.
     pub fn blocks(mut self, n: usize) -> Self {
-        self.blocks = n;
+        self.sizes.blocks = n;
         self
     }
 
     /// Tasks that may be submitted and not done, in each of both rings; a power of two.
     pub fn ring(mut self, n: usize) -> Self {
-        self.ring = n;
+        self.sizes.ring = n;
         self
     }
 
     /// Tasks that may wait for others at a time; a power of two.
     pub fn nodes(mut self, n: usize) -> Self {
-        self.nodes = n;
+        self.sizes.nodes = n;
         self
     }
 
     /// Tasks that may wait for a block, beyond those that blocks keep; a power of two.
     pub fn queue(mut self, n: usize) -> Self {
-        self.queue = n;
+        self.sizes.queue = n;
         self
     }
 
     /// Items of a range that a block does at a time.
     pub fn grain(mut self, items: u64) -> Self {
-        self.grain = items;
+        self.sizes.grain = items;
+        self
+    }
+
+    /// Memory that tasks may allocate (`fb_new`, `fb_delete`), in bytes, with what describes it: 1.6 % and some KiB for each
+    /// block. Without, they get none.
+    pub fn heap(mut self, bytes: u64) -> Self {
+        self.sizes.heap = Some(bytes);
         self
     }
 
@@ -179,13 +202,13 @@ impl Builder {
             let ok = n.is_power_of_two() && (2..=MAX_SIZE).contains(&n);
             if ok { Ok(()) } else { Err(Error::Setting { what, is: n as u64, allowed: "a power of two, 2 to 2^20," }) }
         };
-        power("ring", self.ring)?;
-        power("nodes", self.nodes)?;
-        power("queue", self.queue)?;
-        if !(1..=MAX_BLOCKS).contains(&self.blocks) {
-            return Err(Error::Setting { what: "blocks", is: self.blocks as u64, allowed: "1 to 1024" });
+        power("ring", self.sizes.ring)?;
+        power("nodes", self.sizes.nodes)?;
+        power("queue", self.sizes.queue)?;
+        if !(1..=MAX_BLOCKS).contains(&self.sizes.blocks) {
+            return Err(Error::Setting { what: "blocks", is: self.sizes.blocks as u64, allowed: "1 to 1024" });
         }
-        if self.grain == 0 {
+        if self.sizes.grain == 0 {
             return Err(Error::Setting { what: "grain", is: 0, allowed: "1 or more" });
         }
         let name = |n: &String| {
@@ -200,11 +223,13 @@ impl Builder {
 
     /// The whole of the device's code, for CUDA or C++.
     pub fn text(&self) -> String {
-        let mut out = layout::header();
-        out.push_str(include_str!("../../../../device/resident/platform.h"));
+        let mut out = include_str!("../../../../device/platform.h").to_owned();
+        out.push_str(&layout::header());
+        out.push_str(include_str!("../../../../device/heap/set.h"));
+        out.push_str(include_str!("../../../../device/heap/heap.h"));
+        out.push_str(include_str!("../../../../device/heap/host.h"));
         out.push_str(include_str!("../../../../device/resident/queue.h"));
         out.push_str(include_str!("../../../../device/resident/grid.h"));
-        out.push_str("#define TASK(name) FB_DEVICE void name(Context *c, const Task *t)\n");
         for (i, name) in self.functions.iter().enumerate() {
             out.push_str(&format!("#define FN_{name} {i}u\n"));
         }
@@ -226,6 +251,6 @@ impl Builder {
     pub fn start_on_cpu(&self) -> Result<Grid> {
         self.check()?;
         let code = cpu::build(&self.text())?;
-        Grid::start(self.functions.clone(), self.blocks, [self.ring; 2], self.nodes, self.queue, self.grain, code)
+        Grid::start(self.functions.clone(), &self.sizes, code)
     }
 }

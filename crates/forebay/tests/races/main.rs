@@ -1,4 +1,5 @@
-//! The resident grid's device code under ThreadSanitizer, with random schedules: nothing is lost, done twice or torn.
+//! The resident grid's and the heap's device code under ThreadSanitizer, with random schedules: no task is lost, done twice or
+//! torn, no two have the same memory, and all of it comes back.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -50,10 +51,9 @@ TASK(diamond_side) { count(arg(t, 0), 1); fb_release(c, (u32)arg(t, 1)); }
 TASK(diamond_end) { *(u64 *)fb_result(c) = __atomic_load_n((u64 *)arg(t, 0), __ATOMIC_RELAXED) == arg(t, 1); }
 ";
 
-fn build(dir: &Path, sanitizer: &str) -> Option<std::path::PathBuf> {
-    let text = Builder::new(TASKS).functions(["ones", "tree", "diamond", "diamond_side", "diamond_end"]).text();
-    let (source, out) = (dir.join("grid.cpp"), dir.join(format!("races-{sanitizer}")));
-    std::fs::write(&source, format!("{PRELUDE}{text}\n{}", include_str!("harness.cpp"))).ok()?;
+fn build(dir: &Path, text: &str, sanitizer: &str) -> Option<std::path::PathBuf> {
+    let (source, out) = (dir.join("source.cpp"), dir.join(format!("races-{sanitizer}")));
+    std::fs::write(&source, format!("{PRELUDE}{text}")).ok()?;
     let mut command = Command::new("g++");
     command.args([
         "-std=c++17",
@@ -64,6 +64,8 @@ fn build(dir: &Path, sanitizer: &str) -> Option<std::path::PathBuf> {
         "-Wextra",
         "-Wno-unused-function",
         "-Wno-unused-parameter",
+        "-I",
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../../device"),
     ]);
     if !sanitizer.is_empty() {
         command.arg(format!("-fsanitize={sanitizer}"));
@@ -105,15 +107,26 @@ fn run(program: &Path, first: u32, seeds: u32) -> Result<(), String> {
     if out.status.success() { Ok(()) } else { Err(text) }
 }
 
-#[test]
-fn nothing_is_lost_done_twice_or_torn() {
-    let dir = std::env::temp_dir().join(format!("forebay-races-{}", std::process::id()));
+fn all(name: &str, text: &str, seeds: [u32; 3]) {
+    let dir = std::env::temp_dir().join(format!("forebay-races-{name}-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
-    for (sanitizer, seeds) in [("", 400), ("thread", 60), ("undefined", 60)] {
-        match build(&dir, sanitizer) {
+    for (sanitizer, seeds) in ["", "thread", "undefined"].into_iter().zip(seeds) {
+        match build(&dir, text, sanitizer) {
             None => eprintln!("skipped: g++ with {sanitizer:?} is not here"),
             Some(program) => run(&program, 1, seeds).unwrap_or_else(|e| panic!("{sanitizer:?}: {e}")),
         }
     }
     std::fs::remove_dir_all(dir).unwrap();
+}
+
+#[test]
+fn no_task_is_lost_done_twice_or_torn() {
+    let text = Builder::new(TASKS).functions(["ones", "tree", "diamond", "diamond_side", "diamond_end"]).text();
+    all("grid", &format!("{text}\n{}", include_str!("grid.cpp")), [400, 60, 60]);
+}
+
+/// By the header that any program may include.
+#[test]
+fn no_two_have_the_same_memory_and_all_of_it_comes_back() {
+    all("heap", &format!("#include \"forebay_heap.cuh\"\n{}", include_str!("heap.cpp")), [1500, 100, 100]);
 }
