@@ -157,6 +157,14 @@ FB_DEVICE bool fb_call(u32 function, Context *c, const Task *t);
 #define TASK_PER_THREAD(name) FB_ITEMS(name, fb_lane(), fb_lanes())
 #define TASK_PER_WARP(name) FB_ITEMS(name, fb_lane() / FB_WARP, (fb_lanes() + FB_WARP - 1) / FB_WARP)
 
+// For tasks of a dataflow graph: where the bytes of a port are.
+struct Span {
+  unsigned char *data;
+  u64 bytes;
+};
+
+FB_DEVICE Span fb_span(const Task *t, u32 port) { return (*(const Span *const *)t->args)[port]; }
+
 // A task is about to run: from now on the block counts for its root, if it does not for another one.
 FB_DEVICE void fb_hold(Held *h, Task *t) {
   if (!t->counted) return;

@@ -404,6 +404,106 @@ fn an_idle_grid_uses_little_of_a_processor() {
 }
 
 #[test]
+fn a_function_is_called_when_a_task_is_done_or_never_will_be() {
+    let Some(mut g) = start(builder()) else { return };
+    let (to, from) = std::sync::mpsc::channel();
+    for i in 0..300u64 {
+        let to = to.clone();
+        let then = move |done: Result<forebay::resident::Completion, Error>| {
+            assert!(i != 7, "this function's own fault");
+            to.send((i, done.map(|d| d.result_as::<u64>()))).unwrap();
+        };
+        g.submit_then(call(&g, if i == 9 { "fails" } else { "add" }, &[i, 1]), then).unwrap();
+    }
+    // One of them panicked; the others are called all the same.
+    for _ in 0..299 {
+        let (i, done) = from.recv_timeout(Duration::from_secs(20)).unwrap();
+        match done {
+            Ok(sum) => assert_eq!(sum, i + 1),
+            Err(e) => assert!(i == 9 && matches!(e, Error::Failed { .. }), "{i}: {e}"),
+        }
+    }
+    let (word, begun) = (AtomicU64::new(0), AtomicU64::new(0));
+    for _ in 0..2 {
+        let to = to.clone();
+        let wait = call(&g, "deaf", &[address(&word), address(&begun)]);
+        g.submit_then(wait, move |done| to.send((0, done.map(|d| d.result_as::<u64>()))).unwrap()).unwrap();
+    }
+    while begun.load(Ordering::Acquire) == 0 {
+        std::thread::yield_now();
+    }
+    // What the grid's end leaves undone is told, too.
+    let stuck = g.stop_within(Duration::from_millis(30)).unwrap_err();
+    assert!(matches!(stuck, Error::TimedOut { .. }), "{stuck}");
+    assert!(from.recv_timeout(Duration::from_millis(30)).is_err());
+    word.store(1, Ordering::Release);
+    g.stop_within(Duration::from_secs(20)).unwrap();
+    let mut ends: Vec<_> = (0..2).map(|_| from.recv_timeout(Duration::from_secs(20)).unwrap().1.is_ok()).collect();
+    ends.sort();
+    // Blocks are as many as the machine has cores but one: both may have begun, or one.
+    assert!(ends[1], "{ends:?}");
+    assert!(matches!(g.stop(), Err(Error::Stopped)));
+}
+
+#[test]
+fn functions_are_exchanged_and_the_heap_stays() {
+    let Some(mut g) = start(builder().blocks(2).ring(4).heap(4 << 20)) else { return };
+    let add = call(&g, "add", &[2, 3]);
+    let kept = g.wait(g.submit(call(&g, "keep", &[64])).unwrap()).unwrap().result_as::<u64>();
+    let tickets: Vec<_> = (0..4).map(|_| g.submit(add).unwrap()).collect();
+    // What does not compile changes nothing.
+    assert!(matches!(g.reload(&Builder::new("TASK(broken) { this; }").functions(["broken"])), Err(Error::Compile(_))));
+    let text = "TASK(times) { *(u64 *)fb_result(c) = ((const u64 *)t->args)[0] * 10; }
+                TASK(leave) { fb_delete(c, *(void *const *)t->args); }";
+    g.reload(&Builder::new(text).functions(["times", "leave"])).unwrap();
+    for t in tickets {
+        assert_eq!(g.wait(t).unwrap().result_as::<u64>(), 5);
+    }
+    assert!(matches!(g.function("add"), Err(Error::NoFunction { known, .. }) if known == "times, leave"));
+    for i in 0..50u64 {
+        let urgent = call(&g, "times", &[i]);
+        let urgent = if i % 3 == 0 { urgent.urgent() } else { urgent };
+        assert_eq!(g.wait(g.submit(urgent).unwrap()).unwrap().result_as::<u64>(), i * 10);
+    }
+    assert_eq!(g.heap().unwrap().slots, 64);
+    g.wait(g.submit(call(&g, "leave", &[kept])).unwrap()).unwrap();
+    assert_eq!(g.heap().unwrap().slots, 0);
+    // A number of the old table that the new one does not have.
+    assert!(matches!(g.submit(Call::new(5)), Err(Error::NoFunction { .. })));
+    g.drain().unwrap();
+    assert!(matches!(g.reload(&builder()), Err(Error::Stopped)));
+}
+
+#[test]
+fn a_tasks_invocations_go_to_the_grid() {
+    use forebay::{Datablock, Graph, Runtime, Task, Template};
+    let text = "TASK_PER_THREAD(scale) {
+        const float *in = (const float *)fb_span(t, 0).data, *by = (const float *)fb_span(t, 1).data;
+        ((float *)fb_span(t, 2).data)[i] = in[i] * *by + fb_span(t, 0).bytes / 4;
+    }";
+    let Some(g) = start(Builder::new(text).functions(["scale"]).grain(100)) else { return };
+    let grid = std::sync::Arc::new(g);
+    let t = Template::array::<f32>([1000]);
+    let mut graph = Graph::new("resident");
+    let scale = Task::new("scale").input("in", t).sticky("by", Template::scalar::<f32>()).output("out", t);
+    let scale = graph.add(scale.resident(&grid, "scale")).unwrap();
+    let (feed, by) = (graph.feed((scale, "in"), 4).unwrap(), graph.feed((scale, "by"), 1).unwrap());
+    let drain = graph.drain((scale, "out"), 4).unwrap();
+    let run = Runtime::new().unwrap().start(graph).unwrap();
+    run.push(by, Datablock::scalar(3f32).unwrap()).unwrap();
+    for round in 0..20 {
+        let data: Vec<f32> = (0..1000).map(|i| (i + round) as f32).collect();
+        run.push(feed, Datablock::from_slice(t, &data).unwrap()).unwrap();
+        let out = run.pull(drain).unwrap();
+        let wanted: Vec<f32> = data.iter().map(|x| x * 3.0 + 1000.0).collect();
+        assert_eq!(out.as_slice::<f32>().unwrap(), wanted);
+    }
+    // A function that the grid does not have is a mistake in the graph.
+    let missing = Graph::new("wrong").add(Task::new("t").resident(&grid, "nothing")).unwrap_err();
+    assert!(missing.to_string().contains("scale"), "{missing}");
+}
+
+#[test]
 fn tasks_allocate_and_free_and_the_host_sees_what_is_taken() {
     const ARENA: u64 = 4 << 20;
     let Some(g) = start(builder().blocks(2).heap(ARENA)) else { return };

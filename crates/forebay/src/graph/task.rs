@@ -210,7 +210,7 @@ impl Task {
         Error::NoPort { task: self.name.clone(), port: port.into(), known: names.join(", ") }
     }
 
-    fn wrong(&mut self, why: String) {
+    pub(crate) fn wrong(&mut self, why: String) {
         let task = self.name.clone();
         self.mistake.get_or_insert(Error::Task { task, why });
     }

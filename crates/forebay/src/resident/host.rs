@@ -6,10 +6,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use super::call::{Call, Completion};
 use super::cpu::Code;
 use super::heap::{Heap, HeapUse};
-use super::layout::{self, ARGS, Beat, Cell, Control, Done, Node, Queue, RESULT, Ring, Root, Slot, Task};
-use super::{Error, Result, Sizes};
+use super::layout::{self, ARGS, Beat, Control, Done, RESULT, Slot};
+use super::memory::Memory;
+use super::watch::Watch;
+use super::{Builder, Error, Result, Sizes};
 
 /// How long a wait spins before it sleeps between looks.
 const SPIN: Duration = Duration::from_micros(50);
@@ -20,51 +23,6 @@ const STILL: Duration = Duration::from_secs(1);
 /// How long dropping a grid waits for its blocks.
 const LEAVE: Duration = Duration::from_secs(1);
 
-/// A task to submit.
-#[derive(Clone, Copy, Debug)]
-pub struct Call {
-    function: u32,
-    args: [u8; ARGS],
-    given: usize,
-    first: u64,
-    count: u64,
-    fuel: u32,
-    urgent: bool,
-}
-
-impl Call {
-    /// A call of a function ([`Grid::function`]).
-    pub fn new(function: u32) -> Self {
-        Call { function, args: [0; ARGS], given: 0, first: 0, count: 1, fuel: 0, urgent: false }
-    }
-
-    /// With these arguments, as the function wants them; [`ARGS`] bytes at most.
-    pub fn args(mut self, bytes: &[u8]) -> Self {
-        let n = bytes.len().min(ARGS);
-        self.args[..n].copy_from_slice(&bytes[..n]);
-        self.given = bytes.len();
-        self
-    }
-
-    /// For `count` items from `first` on, done in pieces by whoever has time. None at all is done at once.
-    pub fn range(mut self, first: u64, count: u64) -> Self {
-        (self.first, self.count) = (first, count);
-        self
-    }
-
-    /// With a limit on the tasks and units that it and all that comes of it may use.
-    pub fn fuel(mut self, units: u32) -> Self {
-        self.fuel = units;
-        self
-    }
-
-    /// Before what is not urgent.
-    pub fn urgent(mut self) -> Self {
-        self.urgent = true;
-        self
-    }
-}
-
 /// A submitted task. Dropping it lets the task go on; its completion is forgotten.
 #[derive(Debug)]
 #[must_use = "a completion is had by waiting for its ticket"]
@@ -73,23 +31,6 @@ pub struct Ticket {
     number: u32,
     function: u32,
     grid: Arc<Shared>,
-}
-
-/// What came of a task.
-#[derive(Clone, Copy, Debug)]
-pub struct Completion {
-    /// What its functions wrote.
-    pub result: [u8; RESULT],
-}
-
-impl Completion {
-    /// The first bytes of the result as a value.
-    pub fn result_as<T: bytemuck::Pod>(&self) -> T {
-        let n = size_of::<T>().min(RESULT);
-        let mut value = T::zeroed();
-        bytemuck::bytes_of_mut(&mut value)[..n].copy_from_slice(&self.result[..n]);
-        value
-    }
 }
 
 /// A block that makes no progress.
@@ -109,92 +50,6 @@ impl std::fmt::Display for Stuck {
     }
 }
 
-/// Everything that blocks and host share; freed when the last of them has gone.
-struct Memory {
-    _heap: Option<Heap>,
-    grid: Box<layout::Grid>,
-    slots: [Box<[Slot]>; 2],
-    done: Box<[Done]>,
-    roots: Box<[Root]>,
-    cells: [Box<[Cell]>; 3],
-    nodes: Box<[Node]>,
-    beats: Box<[Beat]>,
-    control: Box<Control>,
-}
-
-// SAFETY: what both sides touch is atomic words and what their protocol (docs/resident.md) gives to one side at a time;
-// blocks get an address, the host goes through `Shared`.
-unsafe impl Send for Memory {}
-// SAFETY: as above.
-unsafe impl Sync for Memory {}
-
-fn zeroed<T>(n: usize) -> Box<[T]> {
-    // SAFETY: all types of the layout are integers and pointers, for which zeros are valid.
-    (0..n).map(|_| unsafe { std::mem::zeroed() }).collect()
-}
-
-fn queue(cells: &mut [Cell]) -> Queue {
-    cells.iter_mut().zip(0..).for_each(|(c, i)| c.seq = i);
-    let size = cells.len() as u32;
-    let pad = [0; 31];
-    Queue { count: 0, pad0: pad, space: size, pad1: pad, head: 0, pad2: pad, tail: 0, size, cells: cells.as_mut_ptr() }
-}
-
-impl Memory {
-    fn new(sizes: &Sizes, mut heap: Option<Heap>) -> Box<Self> {
-        let &Sizes { blocks, ring, nodes, queue: places, grain, .. } = sizes;
-        let rings = [ring; 2];
-        let roots = rings[0] + rings[1];
-        let heap_at = heap.as_mut().map_or(std::ptr::null_mut(), Heap::address);
-        let mut m = Box::new(Memory {
-            _heap: heap,
-            // SAFETY: as in `zeroed`.
-            grid: Box::new(unsafe { std::mem::zeroed() }),
-            slots: rings.map(zeroed),
-            done: zeroed(roots),
-            roots: zeroed(roots),
-            cells: [zeroed(places), zeroed(places), zeroed(nodes)],
-            nodes: zeroed(nodes),
-            beats: zeroed(blocks),
-            control: Box::new(Control { stop: layout::RUN }),
-        });
-        // All nodes are free.
-        let mut free = queue(&mut m.cells[2]);
-        for (cell, i) in m.cells[2].iter_mut().zip(0..) {
-            cell.task.first = u64::from(i);
-            cell.seq = i + 1;
-        }
-        (free.count, free.space, free.tail) = (nodes as u32, 0, nodes as u32);
-        let ring = |first_root: usize, slots: &mut [Slot]| Ring {
-            head: 0,
-            size: slots.len() as u32,
-            first_root: first_root as u32,
-            unused: 0,
-            slots: slots.as_mut_ptr(),
-        };
-        let first = rings[0];
-        let [urgent, ordinary] = &mut m.slots;
-        let rings = [ring(0, urgent), ring(first, ordinary)];
-        let [a, b, _] = &mut m.cells;
-        let queues = [queue(a), queue(b)];
-        *m.grid = layout::Grid {
-            rings,
-            queues,
-            free_nodes: free,
-            idle: 0,
-            blocks: blocks as u32,
-            grain,
-            nodes: m.nodes.as_mut_ptr(),
-            roots: m.roots.as_mut_ptr(),
-            done: m.done.as_mut_ptr(),
-            beats: m.beats.as_mut_ptr(),
-            control: &raw mut *m.control,
-            heap: heap_at,
-        };
-        m
-    }
-}
-
 /// The host's side of a ring.
 #[derive(Default)]
 struct Producer {
@@ -206,6 +61,18 @@ struct Producer {
     kept: HashMap<u32, (u32, [u8; RESULT])>,
 }
 
+/// Task functions.
+struct Loaded {
+    functions: Vec<String>,
+    code: Code,
+}
+
+impl Loaded {
+    fn name(&self, function: u32) -> String {
+        self.functions.get(function as usize).cloned().unwrap_or_else(|| function.to_string())
+    }
+}
+
 /// What tickets and the grid share.
 struct Shared {
     /// Only to be freed: everything goes through the addresses below, which blocks have, too.
@@ -214,7 +81,8 @@ struct Shared {
     done: *mut Done,
     beats: *mut Beat,
     control: *mut Control,
-    functions: Vec<String>,
+    /// What blocks run at present.
+    loaded: Mutex<Arc<Loaded>>,
     rings: [Mutex<Producer>; 2],
     sizes: [usize; 2],
     /// Epoch of each block when it last changed, and when that was.
@@ -223,7 +91,8 @@ struct Shared {
     stopped: AtomicU32,
     /// The heap, or null.
     heap: *mut u8,
-    code: Code,
+    /// Number of functions there are.
+    functions: AtomicU32,
 }
 
 // SAFETY: `memory` is freed when the last handle drops, after all blocks have ended; see `Memory` for what is in it.
@@ -233,7 +102,7 @@ unsafe impl Sync for Shared {}
 
 impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Grid").field("functions", &self.functions).finish_non_exhaustive()
+        f.debug_struct("Grid").field("functions", &self.loaded().functions).finish_non_exhaustive()
     }
 }
 
@@ -280,8 +149,12 @@ impl Shared {
         }
     }
 
+    fn loaded(&self) -> Arc<Loaded> {
+        self.loaded.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     fn name(&self, function: u32) -> String {
-        self.functions.get(function as usize).cloned().unwrap_or_else(|| function.to_string())
+        self.loaded().name(function)
     }
 
     fn stuck(&self) -> Option<Stuck> {
@@ -312,12 +185,18 @@ impl Shared {
 pub struct Grid {
     shared: Arc<Shared>,
     blocks: Vec<JoinHandle<()>>,
+    /// What blocks are given.
+    address: Address,
+    watch: Watch,
 }
 
-/// What a block's thread has.
-struct Block(*mut layout::Grid, u32, Arc<Shared>);
+/// Where the grid is for its blocks.
+#[derive(Clone, Copy)]
+struct Address(*mut layout::Grid);
 // SAFETY: the grid is shared by protocol.
-unsafe impl Send for Block {}
+unsafe impl Send for Address {}
+// SAFETY: as above.
+unsafe impl Sync for Address {}
 
 impl Grid {
     pub(super) fn start(functions: Vec<String>, sizes: &Sizes, code: Code) -> Result<Self> {
@@ -336,28 +215,35 @@ impl Grid {
             done,
             beats,
             control,
-            functions,
+            functions: AtomicU32::new(functions.len() as u32),
+            loaded: Mutex::new(Arc::new(Loaded { functions, code })),
             rings: rings.map(producer),
             sizes: rings,
             seen: Mutex::new(vec![(0, Instant::now()); blocks]),
             stopped: AtomicU32::new(0),
             heap,
-            code,
         });
-        let mut grid = Grid { shared, blocks: Vec::new() };
+        let mut grid = Grid { shared, blocks: Vec::new(), address: Address(address), watch: Watch::default() };
+        grid.run(blocks)?;
+        Ok(grid)
+    }
+
+    /// Starts the blocks.
+    fn run(&mut self, blocks: usize) -> Result<()> {
+        let loaded = self.shared.loaded();
         for i in 0..blocks {
-            let block = Block(address, i as u32, grid.shared.clone());
+            let (address, shared, loaded) = (self.address, self.shared.clone(), loaded.clone());
             let run = move || {
-                let Block(grid, number, shared) = { block };
+                let Address(grid) = { address };
                 // SAFETY: `shared` keeps the memory.
-                unsafe { shared.code.run(grid, number) };
+                unsafe { loaded.code.run(grid, i as u32) };
                 drop(shared);
             };
             let thread = std::thread::Builder::new().name(format!("block{i}")).spawn(run);
             // Dropping the grid ends those that were started.
-            grid.blocks.push(thread.map_err(|e| Error::Start(format!("block {i}: {e}")))?);
+            self.blocks.push(thread.map_err(|e| Error::Start(format!("block {i}: {e}")))?);
         }
-        Ok(grid)
+        Ok(())
     }
 
     /// The number of a function.
@@ -365,8 +251,9 @@ impl Grid {
     /// # Errors
     /// [`Error::NoFunction`].
     pub fn function(&self, name: &str) -> Result<u32> {
-        let found = self.shared.functions.iter().position(|n| n == name);
-        let missing = || Error::NoFunction { name: name.into(), known: self.shared.functions.join(", ") };
+        let loaded = self.shared.loaded();
+        let found = loaded.functions.iter().position(|n| n == name);
+        let missing = || Error::NoFunction { name: name.into(), known: loaded.functions.join(", ") };
         found.map(|i| i as u32).ok_or_else(missing)
     }
 
@@ -379,8 +266,8 @@ impl Grid {
         if call.given > ARGS {
             return Err(Error::Arguments { is: call.given });
         }
-        if call.function as usize >= s.functions.len() {
-            let known = s.functions.join(", ");
+        if call.function >= s.functions.load(Ordering::Relaxed) {
+            let known = s.loaded().functions.join(", ");
             return Err(Error::NoFunction { name: format!("number {}", call.function), known });
         }
         let ring = usize::from(!call.urgent);
@@ -452,7 +339,7 @@ impl Grid {
     pub fn heap(&self) -> Option<HeapUse> {
         let s = &self.shared;
         // SAFETY: set up when the grid was started; the memory lives as long as `s`.
-        (!s.heap.is_null()).then(|| unsafe { s.code.heap_usage(s.heap) })
+        (!s.heap.is_null()).then(|| unsafe { s.loaded().code.heap_usage(s.heap) })
     }
 
     /// A block that makes no progress, if there is one: it has been in the same task for a second.
@@ -460,12 +347,21 @@ impl Grid {
         self.shared.stuck()
     }
 
+    /// Submits a task, and calls `then` with what comes of it, on a thread of the grid. A panic there ends only that call.
+    ///
+    /// # Errors
+    /// As [`Grid::submit`].
+    pub fn submit_then(&self, call: Call, then: impl FnOnce(Result<Completion>) + Send + 'static) -> Result<()> {
+        let ticket = self.submit(call)?;
+        self.watch.add(ticket, Box::new(then))
+    }
+
     /// Ends the grid after all that was submitted is done, and frees its threads. Tickets stay good.
     ///
     /// # Errors
     /// [`Error::Stopped`] if it has been stopped before.
     pub fn drain(&mut self) -> Result<()> {
-        self.end(layout::STOP_DRAIN)
+        self.end(layout::STOP_DRAIN, None)
     }
 
     /// Ends the grid after the tasks that are running. What was not begun is [`Error::Stopped`] for whoever waits for it.
@@ -473,7 +369,44 @@ impl Grid {
     /// # Errors
     /// [`Error::Stopped`] if it has been stopped before.
     pub fn stop(&mut self) -> Result<()> {
-        self.end(layout::STOP_NOW)
+        self.end(layout::STOP_NOW, None)
+    }
+
+    /// [`Grid::stop`] that waits so long at most for the tasks that are running. After [`Error::TimedOut`], which names a block
+    /// that is stuck, it can be called again, or the grid dropped.
+    ///
+    /// # Errors
+    /// As [`Grid::stop`]; [`Error::TimedOut`].
+    pub fn stop_within(&mut self, time: Duration) -> Result<()> {
+        self.end(layout::STOP_NOW, Some(time))
+    }
+
+    /// Exchanges the task functions: those of `with` are built, then what was submitted is done, then the grid goes on with
+    /// them. Heap, sizes and tickets stay; what `with` says of sizes is not looked at. Numbers of functions
+    /// ([`Grid::function`]) are new.
+    ///
+    /// # Errors
+    /// As [`Builder::start_on_cpu`], after which the grid goes on as it was; [`Error::Stopped`] if it has been stopped before.
+    pub fn reload(&mut self, with: &Builder) -> Result<()> {
+        let blocks = self.blocks.len();
+        if blocks == 0 {
+            return Err(Error::Stopped);
+        }
+        let (functions, code) = with.build()?;
+        self.end(layout::STOP_DRAIN, None)?;
+        let s = &self.shared;
+        for ring in 0..2 {
+            // Tickets that blocks had taken, and nobody filled, went with them.
+            let tail = s.producer(ring).tail;
+            // SAFETY: no block runs, and the memory is there.
+            unsafe { (*self.address.0).rings[ring].head = tail };
+        }
+        s.functions.store(functions.len() as u32, Ordering::Relaxed);
+        *s.loaded.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(Loaded { functions, code });
+        // SAFETY: the memory lives as long as `self`; the word is atomic.
+        unsafe { word(&raw mut (*s.control).stop) }.store(layout::RUN, Ordering::Release);
+        s.stopped.store(0, Ordering::Release);
+        self.run(blocks)
     }
 
     fn tell(&self, stop: u32) {
@@ -485,11 +418,21 @@ impl Grid {
         control.store(stop, Ordering::Release);
     }
 
-    fn end(&mut self, word_: u32) -> Result<()> {
+    fn end(&mut self, word_: u32, within: Option<Duration>) -> Result<()> {
         if self.blocks.is_empty() {
             return Err(Error::Stopped);
         }
         self.tell(word_);
+        let begun = Instant::now();
+        while within.is_some() && self.blocks.iter().any(|b| !b.is_finished()) {
+            let waited = begun.elapsed();
+            if within.is_some_and(|most| waited > most) {
+                let stuck = self.shared.stuck();
+                let function = stuck.as_ref().map_or_else(|| "?".into(), |s| s.function.clone());
+                return Err(Error::TimedOut { function, waited, stuck });
+            }
+            std::thread::sleep(NAP);
+        }
         for b in self.blocks.drain(..) {
             let _ = b.join();
         }
@@ -528,16 +471,26 @@ impl Ticket {
         Some(found)
     }
 
+    /// What came of it, if it is done, or never will be.
+    pub(super) fn poll(&self) -> Option<Result<Completion>> {
+        // In this order: what was done before the end is found after it.
+        let ended = self.grid.stopped.load(Ordering::Acquire) == 2;
+        let Some((status, result)) = self.take() else { return ended.then_some(Err(Error::Stopped)) };
+        let function = || self.grid.name(self.function);
+        Some(match status {
+            0 => Ok(Completion { result }),
+            s if s & layout::OUT_OF_FUEL != 0 => Err(Error::OutOfFuel { function: function() }),
+            s if s & layout::BAD_FREE != 0 => Err(Error::BadFree { function: function() }),
+            s if s & layout::UNKNOWN_FUNCTION != 0 => Err(Error::UnknownFunction { function: function() }),
+            status => Err(Error::Failed { function: function(), status }),
+        })
+    }
+
     fn wait_until(self, time: Option<Duration>) -> Result<Completion, (Error, Option<Ticket>)> {
         let begun = Instant::now();
-        let (status, result) = loop {
-            // In this order: what was done before the end is found after it.
-            let ended = self.grid.stopped.load(Ordering::Acquire) == 2;
-            if let Some(done) = self.take() {
-                break done;
-            }
-            if ended {
-                return Err((Error::Stopped, None));
+        loop {
+            if let Some(done) = self.poll() {
+                return done.map_err(|e| (e, None));
             }
             let waited = begun.elapsed();
             if time.is_some_and(|t| waited > t) {
@@ -545,14 +498,6 @@ impl Ticket {
                 return Err((Error::TimedOut { function, waited, stuck }, Some(self)));
             }
             if waited < SPIN { std::hint::spin_loop() } else { std::thread::sleep(NAP) }
-        };
-        let function = || self.grid.name(self.function);
-        match status {
-            0 => Ok(Completion { result }),
-            s if s & layout::OUT_OF_FUEL != 0 => Err((Error::OutOfFuel { function: function() }, None)),
-            s if s & layout::BAD_FREE != 0 => Err((Error::BadFree { function: function() }, None)),
-            s if s & layout::UNKNOWN_FUNCTION != 0 => Err((Error::UnknownFunction { function: function() }, None)),
-            status => Err((Error::Failed { function: function(), status }, None)),
         }
     }
 }
@@ -570,6 +515,3 @@ impl Drop for Ticket {
         }
     }
 }
-
-/// The device's own layout of a task is what nodes and cells hold.
-const _: () = assert!(size_of::<Task>() == 64);

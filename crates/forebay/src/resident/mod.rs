@@ -8,15 +8,21 @@
 //! Today a grid runs on the CPU ([`Builder::start_on_cpu`]), where a block is a thread: for development, tests and machines
 //! without a GPU. A C++ compiler is needed at run time.
 //!
-//! layout.rs: what both sides share; heap.rs: memory that tasks allocate; host.rs: rings, completions, the watchdog; cpu.rs: building and running on the CPU.
+//! layout.rs: what both sides share; memory.rs: where it is; call.rs: what is submitted; heap.rs: memory that tasks allocate; watch.rs:
+//! calls of the program's functions; task.rs: tasks of dataflow graphs; host.rs: rings, completions, the watchdog; cpu.rs: building and running on the CPU.
 
+mod call;
 mod cpu;
 mod heap;
 mod host;
 mod layout;
+mod memory;
+mod task;
+mod watch;
 
+pub use call::{Call, Completion};
 pub use heap::HeapUse;
-pub use host::{Call, Completion, Grid, Stuck, Ticket};
+pub use host::{Grid, Stuck, Ticket};
 pub use layout::{ARGS, FIRST_OWN, RESULT, header};
 
 /// What can go wrong with a grid.
@@ -249,8 +255,12 @@ impl Builder {
     /// # Errors
     /// [`Error::NoCompiler`], [`Error::Compile`] with the compiler's words, [`Error::Setting`], [`Error::Start`].
     pub fn start_on_cpu(&self) -> Result<Grid> {
+        let (functions, code) = self.build()?;
+        Grid::start(functions, &self.sizes, code)
+    }
+
+    fn build(&self) -> Result<(Vec<String>, cpu::Code)> {
         self.check()?;
-        let code = cpu::build(&self.text())?;
-        Grid::start(self.functions.clone(), &self.sizes, code)
+        Ok((self.functions.clone(), cpu::build(&self.text())?))
     }
 }

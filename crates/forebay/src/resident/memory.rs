@@ -1,0 +1,94 @@
+//! The memory of a grid on the CPU.
+
+use super::Sizes;
+use super::heap::Heap;
+use super::layout::{self, Beat, Cell, Control, Done, Node, Queue, Ring, Root, Slot, Task};
+
+/// Everything that blocks and host share; freed when the last of them has gone.
+pub(super) struct Memory {
+    _heap: Option<Heap>,
+    pub(super) grid: Box<layout::Grid>,
+    slots: [Box<[Slot]>; 2],
+    done: Box<[Done]>,
+    roots: Box<[Root]>,
+    cells: [Box<[Cell]>; 3],
+    nodes: Box<[Node]>,
+    beats: Box<[Beat]>,
+    control: Box<Control>,
+}
+
+// SAFETY: what both sides touch is atomic words and what their protocol (docs/resident.md) gives to one side at a time;
+// blocks get an address, the host goes through `Shared`.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+fn zeroed<T>(n: usize) -> Box<[T]> {
+    // SAFETY: all types of the layout are integers and pointers, for which zeros are valid.
+    (0..n).map(|_| unsafe { std::mem::zeroed() }).collect()
+}
+
+fn queue(cells: &mut [Cell]) -> Queue {
+    cells.iter_mut().zip(0..).for_each(|(c, i)| c.seq = i);
+    let size = cells.len() as u32;
+    let pad = [0; 31];
+    Queue { count: 0, pad0: pad, space: size, pad1: pad, head: 0, pad2: pad, tail: 0, size, cells: cells.as_mut_ptr() }
+}
+
+impl Memory {
+    pub(super) fn new(sizes: &Sizes, mut heap: Option<Heap>) -> Box<Self> {
+        let &Sizes { blocks, ring, nodes, queue: places, grain, .. } = sizes;
+        let rings = [ring; 2];
+        let roots = rings[0] + rings[1];
+        let heap_at = heap.as_mut().map_or(std::ptr::null_mut(), Heap::address);
+        let mut m = Box::new(Memory {
+            _heap: heap,
+            // SAFETY: as in `zeroed`.
+            grid: Box::new(unsafe { std::mem::zeroed() }),
+            slots: rings.map(zeroed),
+            done: zeroed(roots),
+            roots: zeroed(roots),
+            cells: [zeroed(places), zeroed(places), zeroed(nodes)],
+            nodes: zeroed(nodes),
+            beats: zeroed(blocks),
+            control: Box::new(Control { stop: layout::RUN }),
+        });
+        // All nodes are free.
+        let mut free = queue(&mut m.cells[2]);
+        for (cell, i) in m.cells[2].iter_mut().zip(0..) {
+            cell.task.first = u64::from(i);
+            cell.seq = i + 1;
+        }
+        (free.count, free.space, free.tail) = (nodes as u32, 0, nodes as u32);
+        let ring = |first_root: usize, slots: &mut [Slot]| Ring {
+            head: 0,
+            size: slots.len() as u32,
+            first_root: first_root as u32,
+            unused: 0,
+            slots: slots.as_mut_ptr(),
+        };
+        let first = rings[0];
+        let [urgent, ordinary] = &mut m.slots;
+        let rings = [ring(0, urgent), ring(first, ordinary)];
+        let [a, b, _] = &mut m.cells;
+        let queues = [queue(a), queue(b)];
+        *m.grid = layout::Grid {
+            rings,
+            queues,
+            free_nodes: free,
+            idle: 0,
+            blocks: blocks as u32,
+            grain,
+            nodes: m.nodes.as_mut_ptr(),
+            roots: m.roots.as_mut_ptr(),
+            done: m.done.as_mut_ptr(),
+            beats: m.beats.as_mut_ptr(),
+            control: &raw mut *m.control,
+            heap: heap_at,
+        };
+        m
+    }
+}
+
+/// The device's own layout of a task is what nodes and cells hold.
+const _: () = assert!(size_of::<Task>() == 64);
