@@ -110,11 +110,11 @@ FB_DEVICE u32 fb_node(Context *c, u32 pending, u32 function, u64 first, u64 coun
   return n;
 }
 
-// One of those that node `n` waits for is done. The last one makes it a task. Called by one lane.
-FB_DEVICE void fb_release(Context *c, u32 n) {
+// `done` of those that node `n` waits for are done. The last one makes it a task. Called by one lane.
+FB_DEVICE void fb_release_many(Context *c, u32 n, u32 done) {
   Grid *g = c->grid;
   Node *node = &g->nodes[n];
-  if (fb_add(&node->pending, (u32)-1) != 1) return;
+  if (done == 0 || fb_add(&node->pending, 0u - done) != done) return;
   Task t = node->task;
   Task free = t;
   free.first = n;
@@ -128,6 +128,8 @@ FB_DEVICE void fb_release(Context *c, u32 n) {
   }
   fb_put_reserved(q, &t);
 }
+
+FB_DEVICE void fb_release(Context *c, u32 n) { fb_release_many(c, n, 1); }
 
 // Takes `n` of the root's fuel; false when it is used up, and the task had better return.
 FB_DEVICE bool fb_burn(Context *c, u32 n) {

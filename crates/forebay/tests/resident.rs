@@ -96,6 +96,18 @@ TASK(heap) {
   ((u64 *)fb_result(c))[1] = sum;
 }
 TASK(keep) { if (fb_lane() == 0) *(void **)fb_result(c) = fb_new(c, arg(t, 0)); }
+// A range whose items a node waits for; it gets what they have added up.
+TASK(gather) {
+  if (fb_lane() != 0) return;
+  const u64 last[2] = {arg(t, 0), arg(t, 1)};
+  const u32 end = fb_node(c, (u32)arg(t, 1), FN_diamond_end, 0, 1, last, sizeof last);
+  const u64 part[2] = {arg(t, 0), end};
+  if (end == FB_NONE || !fb_spawn(c, FN_gathered, 0, arg(t, 1), part, sizeof part)) fb_fail(c->grid, c->root, FB_FIRST_OWN);
+}
+TASK(gathered) {
+  count(arg(t, 0), t->count);
+  fb_release_many(c, (u32)arg(t, 1), (u32)t->count);
+}
 TASK_PER_THREAD(thread_adds) { count(arg(t, 0), i); }
 TASK_PER_WARP(warp_adds) { if (fb_in_warp() == 0) count(arg(t, 0), i); }
 TASK(order) {
@@ -105,7 +117,9 @@ TASK(order) {
 }
 "#;
 
-const FUNCTIONS: [&str; 15] = [
+const FUNCTIONS: [&str; 17] = [
+    "gather",
+    "gathered",
     "add",
     "sum",
     "tree",
@@ -531,6 +545,16 @@ fn tasks_allocate_and_free_and_the_host_sees_what_is_taken() {
     assert_eq!((used.slots, used.large), (112, 4 << 16));
     assert!(used.longest < used.arena && used.fragmentation() > 0.0);
     assert!(keep(used.longest + 1) == 0 && keep(used.longest) != 0);
+}
+
+#[test]
+fn a_node_waits_for_every_item_of_a_range() {
+    let Some(g) = start(builder().blocks(2).grain(16)) else { return };
+    for n in [1u64, 16, 1000, 100_000] {
+        let sum = AtomicU64::new(0);
+        let done = g.wait(g.submit(call(&g, "gather", &[address(&sum), n])).unwrap()).unwrap();
+        assert_eq!((sum.load(Ordering::Relaxed), done.result_as::<u64>()), (n, 1), "{n}");
+    }
 }
 
 #[test]

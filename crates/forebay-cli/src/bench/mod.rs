@@ -77,7 +77,7 @@ pub enum Bench {
         #[arg(long)]
         device: Option<forebay::Kind>,
     },
-    /// The resident grid: round trips, throughput, tasks that make tasks (on the CPU, so far)
+    /// The resident grid: round trips, throughput, searches, the heap, tasks that make tasks (on the CPU, so far)
     Resident,
     /// Every way of moving bytes between host and device, at every size, alone and under interference
     Transfer {

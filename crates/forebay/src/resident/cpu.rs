@@ -15,7 +15,7 @@ use super::layout;
 use super::{Error, Result};
 
 /// What the compiler is told.
-const OPTIONS: [&str; 7] = ["-std=c++17", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-x", "c++"];
+const OPTIONS: [&str; 7] = ["-std=c++17", "-O3", "-shared", "-fPIC", "-fvisibility=hidden", "-x", "c++"];
 
 /// A loaded grid: the function that is a block, and those of its heap.
 pub(super) struct Code {

@@ -6,7 +6,10 @@ use std::time::Instant;
 
 use forebay::resident::{Builder, Call, Grid, Result};
 
-use super::schema::{Row, median, quantile};
+use crate::bench::schema::{Row, median, quantile};
+
+mod heap;
+mod search;
 
 const TASKS: &str = r"
 FB_DEVICE u64 arg(const Task *t, u32 i) { return ((const u64 *)t->args)[i]; }
@@ -20,7 +23,19 @@ TASK(tree) {
   if (depth == 0) return;
   const u64 child[1] = {depth - 1};
   for (u32 i = 0; i < 2; i++)
-    if (!fb_spawn(c, FN_tree, 0, 1, child, sizeof child)) __atomic_fetch_add((u64 *)fb_result(c), (2ull << (depth - 1)) - 1, __ATOMIC_RELAXED);
+    if (!fb_spawn(c, FN_tree, 0, 1, child, sizeof child))
+      __atomic_fetch_add((u64 *)fb_result(c), (2ull << (depth - 1)) - 1, __ATOMIC_RELAXED);
+}
+// Each item is 256 numbers: none below 0, then their shares of the sum of their exponentials.
+#include <math.h>
+TASK(softmax) {
+  for (u64 i = t->first; i < t->first + t->count; i++) {
+    const float *in = (const float *)arg(t, 0) + i * 256;
+    float *out = (float *)arg(t, 1) + i * 256, most = 0, sum = 0;
+    for (u32 k = 0; k < 256; k++) most = in[k] > most ? in[k] : most;
+    for (u32 k = 0; k < 256; k++) sum += out[k] = expf((in[k] > 0 ? in[k] : 0) - most);
+    for (u32 k = 0; k < 256; k++) out[k] /= sum;
+  }
 }
 ";
 /// Repetitions of each measurement.
@@ -143,15 +158,61 @@ fn tree(grid: &Grid, rows: &mut Vec<Row>) -> Result<()> {
     Ok(())
 }
 
+/// E: many small computations, as a range, one by one, and all in one task.
+fn softmax(grid: &Grid, rows: &mut Vec<Row>) -> Result<()> {
+    const ITEMS: u64 = 5000;
+    let function = grid.function("softmax")?;
+    let input: Vec<f32> = (0..ITEMS * 256).map(|i| (i * 7919 % 1000) as f32 / 100.0 - 5.0).collect();
+    let mut output = vec![0f32; input.len()];
+    let args = [input.as_ptr() as u64, output.as_mut_ptr() as u64];
+    let call = Call::new(function).args(bytemuck::cast_slice(&args));
+    // As much as the grid does at a time, so that it is not divided.
+    let pieces = |each: u64| {
+        seconds(|| {
+            let tickets = (0..ITEMS).step_by(each as usize).map(|i| grid.submit(call.range(i, each.min(ITEMS - i))));
+            let tickets = tickets.collect::<Result<Vec<_>>>()?;
+            tickets.into_iter().try_for_each(|t| grid.wait(t).map(drop_completion))
+        })
+    };
+    let (range, singles) = (pieces(ITEMS)?, pieces(1)?);
+    let alone = seconds(|| {
+        for i in 0..ITEMS as usize {
+            let (input, output) = (&input[i * 256..][..256], &mut output[i * 256..][..256]);
+            let most = input.iter().fold(0f32, |m, x| m.max(*x));
+            let mut sum = 0.0;
+            for (o, x) in output.iter_mut().zip(input) {
+                *o = (x.max(0.0) - most).exp();
+                sum += *o;
+            }
+            output.iter_mut().for_each(|o| *o /= sum);
+        }
+        std::hint::black_box(&mut output);
+        Ok(())
+    })?;
+    let one: f32 = output[..256].iter().sum();
+    assert!((one - 1.0).abs() < 1e-4, "shares add up to {one}");
+    let row = Row::new(format!("E, cpu: {ITEMS} × ReLU and softmax of 256, as a range"), "ms", Some(range * 1e3));
+    rows.push(row.peer("loop on one core", Some(alone * 1e3)).peer("a task for each", Some(singles * 1e3)));
+    Ok(())
+}
+
 /// All of it.
 pub fn run() -> Result<Vec<Row>> {
-    let grid = Builder::new(TASKS).functions(["echo", "work", "tree"]).grain(4096).queue(1 << 14).start_on_cpu()?;
+    let text = [TASKS, search::TASKS, heap::TASKS].concat();
+    let functions = ["echo", "work", "tree", "softmax", "level", "many", "one_level", "churn", "outstanding", "mixed"];
+    let grid = Builder::new(text).functions(functions).grain(4096).queue(1 << 14).heap(64 << 20).start_on_cpu()?;
     let mut rows = Vec::new();
-    eprintln!("resident: round trips");
-    round_trips(&grid, &mut rows)?;
-    eprintln!("resident: throughput");
-    throughput(&grid, &mut rows)?;
-    eprintln!("resident: tasks that make tasks");
-    tree(&grid, &mut rows)?;
+    let parts: [(&str, fn(&Grid, &mut Vec<Row>) -> Result<()>); 6] = [
+        ("round trips", round_trips),
+        ("throughput", throughput),
+        ("searches", search::run),
+        ("the heap", heap::run),
+        ("small computations", softmax),
+        ("tasks that make tasks", tree),
+    ];
+    for (name, part) in parts {
+        eprintln!("resident: {name}");
+        part(&grid, &mut rows)?;
+    }
     Ok(rows)
 }
