@@ -158,6 +158,9 @@ fn tree(grid: &Grid, rows: &mut Vec<Row>) -> Result<()> {
     Ok(())
 }
 
+/// Experiments on a grid.
+type Part = fn(&Grid, &mut Vec<Row>) -> Result<()>;
+
 /// E: many small computations, as a range, one by one, and all in one task.
 fn softmax(grid: &Grid, rows: &mut Vec<Row>) -> Result<()> {
     const ITEMS: u64 = 5000;
@@ -202,7 +205,7 @@ pub fn run() -> Result<Vec<Row>> {
     let functions = ["echo", "work", "tree", "softmax", "level", "many", "one_level", "churn", "outstanding", "mixed"];
     let grid = Builder::new(text).functions(functions).grain(4096).queue(1 << 14).heap(64 << 20).start_on_cpu()?;
     let mut rows = Vec::new();
-    let parts: [(&str, fn(&Grid, &mut Vec<Row>) -> Result<()>); 6] = [
+    let parts: [(&str, Part); 6] = [
         ("round trips", round_trips),
         ("throughput", throughput),
         ("searches", search::run),
