@@ -17,4 +17,4 @@ pub mod queue;
 pub mod share;
 
 pub use priority::{Stats, effective};
-pub use queue::{DeviceSet, Mode, Pick, Ready, ReadyQueue};
+pub use queue::{Counts, DeviceSet, MAX_PLACED, Mode, Pick, Ready, ReadyQueue};

@@ -1,4 +1,4 @@
-//! The ready queue and the four scheduling modes of PTask, section 5.3.1.
+//! The ready queue, the four scheduling modes of PTask, section 5.3.1, and adaptive placement.
 //!
 //! - **first-available**: the oldest ready task that some free device can run, on the strongest such device; a task
 //!   that no free device can run does not hold up the others.
@@ -7,6 +7,9 @@
 //! - **data-aware**: as priority, but a task prefers the device that holds most of its input bytes. While that device
 //!   is busy the task waits, unless its effective priority exceeds [`WAIT_LIMIT`]; since waiting raises effective
 //!   priority, it moves at last.
+//! - **adaptive**: in the order of effective priority, each task belongs to the device that is predicted to end it first:
+//!   what is ahead of it there, and what it takes. If that device is free it starts; if not it waits, counts as work ahead of
+//!   the others, and starts anywhere once it has waited four times as long as it takes, and [`PATIENCE_NS`].
 //!
 //! `pick` looks at every ready task, so it costs time linear in their number; queues hold tasks that are ready and not
 //! yet running, which is few, and at most [`MAX_READY`].
@@ -19,6 +22,15 @@ pub const MAX_READY: usize = 1 << 16;
 /// Effective priority at which a data-aware task stops waiting for its preferred device: about 10 ms beyond the
 /// average wait for a task of default priority, the order of moving 500 MB over PCIe.
 pub const WAIT_LIMIT: i64 = 10;
+
+/// The least that an adaptively placed task waits for the device where it belongs.
+pub const PATIENCE_NS: u64 = 20_000_000;
+
+/// Most devices that adaptive placement distinguishes.
+pub const MAX_PLACED: usize = 8;
+
+/// What a task is predicted to take on each device, ns; [`u64::MAX`] where it cannot run or nothing is known.
+pub type Counts = [u64; MAX_PLACED];
 
 /// A set of devices, as bits; device numbers are below 32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -66,11 +78,13 @@ pub enum Mode {
     /// Effective priority, and near the data.
     #[default]
     DataAware,
+    /// Where it is predicted to end first.
+    Adaptive,
 }
 
 impl Mode {
     /// All modes.
-    pub const ALL: [Mode; 4] = [Mode::FirstAvailable, Mode::Fifo, Mode::Priority, Mode::DataAware];
+    pub const ALL: [Mode; 5] = [Mode::FirstAvailable, Mode::Fifo, Mode::Priority, Mode::DataAware, Mode::Adaptive];
 
     /// The name on the command line and in graph files.
     pub fn name(self) -> &'static str {
@@ -79,6 +93,7 @@ impl Mode {
             Mode::Fifo => "fifo",
             Mode::Priority => "priority",
             Mode::DataAware => "data-aware",
+            Mode::Adaptive => "adaptive",
         }
     }
 }
@@ -87,10 +102,9 @@ impl std::str::FromStr for Mode {
     type Err = String;
 
     fn from_str(s: &str) -> Result<Self, String> {
-        Mode::ALL
-            .into_iter()
-            .find(|m| m.name() == s)
-            .ok_or_else(|| format!("unknown scheduling mode {s:?}; known: first-available, fifo, priority, data-aware"))
+        Mode::ALL.into_iter().find(|m| m.name() == s).ok_or_else(|| {
+            format!("unknown scheduling mode {s:?}; known: first-available, fifo, priority, data-aware, adaptive")
+        })
     }
 }
 
@@ -109,6 +123,8 @@ pub struct Ready<K> {
     pub devices: DeviceSet,
     /// The device that holds most of its input bytes, if any input is anywhere.
     pub near: Option<usize>,
+    /// For adaptive placement: what it counts as on each device.
+    pub counts: Counts,
     /// When it became ready, ns on the caller's clock.
     pub since_ns: u64,
     /// For effective priority; `wait_ns` is ignored here and computed from `since_ns`.
@@ -124,6 +140,8 @@ pub struct Pick<K> {
     pub device: usize,
     /// How long it had been ready, ns.
     pub waited_ns: u64,
+    /// What it counts as there, ns; [`u64::MAX`] when nothing is known.
+    pub count_ns: u64,
 }
 
 /// Ready tasks in the order in which they became ready.
@@ -179,8 +197,42 @@ impl<K: Copy + PartialEq> ReadyQueue<K> {
         set.iter().max_by_key(|&d| (self.strengths.get(d).copied().unwrap_or(0), std::cmp::Reverse(d)))
     }
 
-    /// Takes the task to run next, given the devices that could start one now.
-    pub fn pick(&mut self, now_ns: u64, free: DeviceSet) -> Option<Pick<K>> {
+    /// Adaptive placement: which task on which device. `ahead` is the time until each device could begin something new.
+    fn place(&self, now_ns: u64, free: DeviceSet, ahead: &Counts) -> Option<(usize, usize)> {
+        let current = |t: &Ready<K>| Stats { wait_ns: now_ns.saturating_sub(t.since_ns), ..t.stats };
+        let mean = Averages::of(self.tasks.iter().map(current));
+        let mut ahead = *ahead;
+        let mut left: Vec<(i64, usize)> =
+            self.tasks.iter().enumerate().map(|(i, t)| (effective(&current(t), &mean), i)).collect();
+        // The highest first, of equals the oldest.
+        left.sort_by_key(|&(e, i)| (std::cmp::Reverse(e), i));
+        for (_, i) in left {
+            let t = &self.tasks[i];
+            let known = || t.devices.iter().filter(|&d| d < MAX_PLACED && t.counts[d] != u64::MAX);
+            let best = |set: DeviceSet, ahead: &Counts| {
+                let end = |d: usize| ahead[d].saturating_add(t.counts[d]);
+                known().filter(|&d| set.has(d)).min_by_key(|&d| (end(d), d))
+            };
+            let Some(d) = best(t.devices, &ahead) else {
+                // Nothing is known of it.
+                match self.strongest(t.devices.and(free)) {
+                    Some(d) => return Some((i, d)),
+                    None => continue,
+                }
+            };
+            let waited = now_ns.saturating_sub(t.since_ns);
+            let patient = waited < PATIENCE_NS.max(t.counts[d].saturating_mul(4));
+            match if patient { free.has(d).then_some(d) } else { best(t.devices.and(free), &ahead) } {
+                Some(d) => return Some((i, d)),
+                None => ahead[d] = ahead[d].saturating_add(t.counts[d]),
+            }
+        }
+        None
+    }
+
+    /// Takes the task to run next, given the devices that could start one now, and, for adaptive placement, the time until each
+    /// device could begin something new.
+    pub fn pick(&mut self, now_ns: u64, free: DeviceSet, ahead: &Counts) -> Option<Pick<K>> {
         let wait = |t: &Ready<K>| now_ns.saturating_sub(t.since_ns);
         let (at, device) = match self.mode {
             Mode::FirstAvailable => {
@@ -209,19 +261,24 @@ impl<K: Copy + PartialEq> ReadyQueue<K> {
                 let (_, i, d) = best?;
                 (i, d)
             }
+            Mode::Adaptive => self.place(now_ns, free, ahead)?,
         };
         let t = self.tasks.remove(at)?;
-        Some(Pick { key: t.key, device, waited_ns: wait(&t) })
+        let count_ns = t.counts.get(device).copied().unwrap_or(u64::MAX);
+        Some(Pick { key: t.key, device, waited_ns: wait(&t), count_ns })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const IDLE: Counts = [0; MAX_PLACED];
     use proptest::prelude::*;
 
     fn task(key: u32, devices: u32, near: Option<usize>, since_ns: u64, priority: i32) -> Ready<u32> {
-        Ready { key, devices: DeviceSet(devices), near, since_ns, stats: Stats { priority, ..Stats::default() } }
+        let stats = Stats { priority, ..Stats::default() };
+        Ready { key, devices: DeviceSet(devices), near, counts: [u64::MAX; MAX_PLACED], since_ns, stats }
     }
 
     /// Figure 13 in virtual time: four tasks that always want the one device; each stands in line again at once.
@@ -237,11 +294,18 @@ mod tests {
             let stand = |q: &mut ReadyQueue<usize>, key: usize, now, avg_wait_ns| {
                 let priority = [2, 4, 6, 8][key];
                 let stats = Stats { priority, avg_wait_ns, avg_run_ns: RUN_NS, ..Stats::default() };
-                assert!(q.push(Ready { key, devices: device, near: None, since_ns: now, stats }));
+                assert!(q.push(Ready {
+                    key,
+                    devices: device,
+                    near: None,
+                    counts: [u64::MAX; MAX_PLACED],
+                    since_ns: now,
+                    stats
+                }));
             };
             (0..4).for_each(|key| stand(&mut q, key, 0, 0));
             while now < 2_000_000_000 {
-                let p = q.pick(now, device).unwrap();
+                let p = q.pick(now, device, &IDLE).unwrap();
                 waits[p.key] = crate::priority::decay(waits[p.key], p.waited_ns);
                 now += RUN_NS;
                 done[p.key] += 1;
@@ -262,7 +326,7 @@ mod tests {
         for (mode, want) in [(Mode::Fifo, None), (Mode::FirstAvailable, Some(2))] {
             let mut q = ReadyQueue::new(mode, vec![1, 2]);
             assert!(q.push(task(1, 0b10, None, 0, 0)) && q.push(task(2, 0b01, None, 1, 0)));
-            assert_eq!(q.pick(5, DeviceSet(0b01)).map(|p| p.key), want, "{mode}");
+            assert_eq!(q.pick(5, DeviceSet(0b01), &IDLE).map(|p| p.key), want, "{mode}");
         }
     }
 
@@ -270,18 +334,18 @@ mod tests {
     fn the_strongest_device_is_taken_unless_the_data_is_elsewhere() {
         let mut q = ReadyQueue::new(Mode::Priority, vec![1, 9]);
         assert!(q.push(task(1, 0b11, Some(0), 0, 0)));
-        assert_eq!(q.pick(0, DeviceSet(0b11)).map(|p| p.device), Some(1));
+        assert_eq!(q.pick(0, DeviceSet(0b11), &IDLE).map(|p| p.device), Some(1));
         let mut q = ReadyQueue::new(Mode::DataAware, vec![1, 9]);
         assert!(q.push(task(1, 0b11, Some(0), 0, 0)));
-        assert_eq!(q.pick(0, DeviceSet(0b11)).map(|p| p.device), Some(0));
+        assert_eq!(q.pick(0, DeviceSet(0b11), &IDLE).map(|p| p.device), Some(0));
     }
 
     #[test]
     fn a_data_aware_task_waits_for_its_device_and_moves_at_last() {
         let mut q = ReadyQueue::new(Mode::DataAware, vec![1, 9]);
         assert!(q.push(task(1, 0b11, Some(0), 0, 0)));
-        assert_eq!(q.pick(1_000_000, DeviceSet(0b10)), None);
-        assert_eq!(q.pick(20_000_000, DeviceSet(0b10)).map(|p| p.device), Some(1));
+        assert_eq!(q.pick(1_000_000, DeviceSet(0b10), &IDLE), None);
+        assert_eq!(q.pick(20_000_000, DeviceSet(0b10), &IDLE).map(|p| p.device), Some(1));
     }
 
     #[test]
@@ -290,8 +354,49 @@ mod tests {
         for (k, p) in [(1, 2), (2, 8), (3, 4), (4, 8)] {
             assert!(q.push(task(k, 1, None, 0, p)));
         }
-        let order: Vec<u32> = std::iter::from_fn(|| q.pick(10, DeviceSet(1)).map(|p| p.key)).collect();
+        let order: Vec<u32> = std::iter::from_fn(|| q.pick(10, DeviceSet(1), &IDLE).map(|p| p.key)).collect();
         assert_eq!(order, [2, 4, 3, 1]);
+    }
+
+    fn counted(key: u32, since_ns: u64, priority: i32, counts: &[u64]) -> Ready<u32> {
+        let mut t = task(key, (1 << counts.len()) - 1, None, since_ns, priority);
+        t.counts[..counts.len()].copy_from_slice(counts);
+        t
+    }
+
+    fn ahead(of: &[u64]) -> Counts {
+        let mut a = IDLE;
+        a[..of.len()].copy_from_slice(of);
+        a
+    }
+
+    #[test]
+    fn adaptive_tasks_go_where_they_end_first() {
+        const MS: u64 = 1_000_000;
+        let queue = |tasks: &[Ready<u32>]| {
+            let mut q = ReadyQueue::new(Mode::Adaptive, vec![1, 9]);
+            tasks.iter().for_each(|t| assert!(q.push(*t)));
+            q
+        };
+        let device =
+            |q: &mut ReadyQueue<u32>, free, a: &[u64]| q.pick(0, DeviceSet(free), &ahead(a)).map(|p| (p.key, p.device));
+        let slow_and_fast = counted(1, 0, 0, &[10 * MS, 3 * MS]);
+        assert_eq!(device(&mut queue(&[slow_and_fast]), 0b11, &[0, 0]), Some((1, 1)));
+        // The queue ahead counts: a wait of 5 is worth it, one of 8 is not.
+        assert_eq!(device(&mut queue(&[slow_and_fast]), 0b01, &[0, 5 * MS]), None);
+        assert_eq!(device(&mut queue(&[slow_and_fast]), 0b01, &[0, 8 * MS]), Some((1, 0)));
+        // Of three that would all rather have the fast one, the first two wait for it, and the third does not.
+        let three = [1, 2, 3].map(|k| counted(k, 0, 0, &[10 * MS, 3 * MS]));
+        assert_eq!(device(&mut queue(&three), 0b01, &[0, 3 * MS]), Some((3, 0)));
+        // The more urgent one chooses first.
+        let two = [counted(1, 0, 0, &[4 * MS, 3 * MS]), counted(2, 0, 30, &[4 * MS, 3 * MS])];
+        assert_eq!(device(&mut queue(&two), 0b11, &[0, 0]), Some((2, 1)));
+        // Whoever has waited far too long takes what there is.
+        let mut q = queue(&[counted(1, 0, 0, &[100 * MS, 3 * MS])]);
+        assert_eq!(q.pick(10 * MS, DeviceSet(0b01), &ahead(&[0, MS])), None);
+        assert_eq!(q.pick(21 * MS, DeviceSet(0b01), &ahead(&[0, MS])).map(|p| p.device), Some(0));
+        // Of an unknown task nothing is predicted.
+        assert_eq!(device(&mut queue(&[task(1, 0b11, None, 0, 0)]), 0b11, &[0, 0]), Some((1, 1)));
     }
 
     proptest! {
@@ -299,14 +404,16 @@ mod tests {
         /// devices free for long enough nothing is left over.
         #[test]
         fn every_task_runs_once_where_it_can(
-            mode in 0usize..4,
-            tasks in proptest::collection::vec((1u32..16, proptest::option::of(0usize..4), 0u64..1000, -5i32..5), 0..40),
+            mode in 0usize..5,
+            tasks in proptest::collection::vec((1u32..16, proptest::option::of(0usize..4), 0u64..1000, -5i32..5, 0u64..9_000_000), 0..40),
             frees in proptest::collection::vec(0u32..16, 0..40),
         ) {
             let mode = Mode::ALL[mode];
             let mut q = ReadyQueue::new(mode, vec![3, 1, 4, 1]);
-            for (i, &(d, near, since, p)) in tasks.iter().enumerate() {
-                prop_assert!(q.push(task(i as u32, d, near, since, p)));
+            for (i, &(d, near, since, p, count)) in tasks.iter().enumerate() {
+                let mut t = task(i as u32, d, near, since, p);
+                t.counts[..4].copy_from_slice(&[count, count / 2, count / 3 * 4, u64::MAX]);
+                prop_assert!(q.push(t));
             }
             let mut seen = std::collections::HashSet::new();
             let endless = std::iter::repeat(0b1111u32);
@@ -314,7 +421,7 @@ mod tests {
             for free in frees.into_iter().chain(endless) {
                 now += 1_000_000;
                 if q.is_empty() { break; }
-                if let Some(p) = q.pick(now, DeviceSet(free)) {
+                if let Some(p) = q.pick(now, DeviceSet(free), &IDLE) {
                     prop_assert!(seen.insert(p.key));
                     prop_assert!(DeviceSet(free).has(p.device) && DeviceSet(tasks[p.key as usize].0).has(p.device));
                 } else if free == 0b1111 {
@@ -331,7 +438,7 @@ mod tests {
             for (i, &p) in priorities.iter().enumerate() {
                 prop_assert!(q.push(task(i as u32, 1, None, 0, p)));
             }
-            let order: Vec<u32> = std::iter::from_fn(|| q.pick(1 << 40, DeviceSet(1)).map(|p| p.key)).collect();
+            let order: Vec<u32> = std::iter::from_fn(|| q.pick(1 << 40, DeviceSet(1), &IDLE).map(|p| p.key)).collect();
             prop_assert_eq!(order, (0..priorities.len() as u32).collect::<Vec<_>>());
         }
     }

@@ -29,6 +29,7 @@
 pub mod block;
 mod error;
 pub mod graph;
+pub mod place;
 pub mod resident;
 mod run;
 mod sync;

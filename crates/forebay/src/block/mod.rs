@@ -320,6 +320,25 @@ impl Datablock {
         Ok(bytemuck::cast_slice_mut(&mut self.host_mut_bytes(true)?[..n]))
     }
 
+    /// Its first element, whatever number that is.
+    pub(crate) fn number(&self) -> Option<f64> {
+        let bytes = self.host_bytes().ok()?;
+        fn first<T: bytemuck::AnyBitPattern>(bytes: &[u8]) -> Option<T> {
+            bytes.get(..size_of::<T>()).map(bytemuck::pod_read_unaligned)
+        }
+        match self.template().elem {
+            Elem::U8 => first::<u8>(bytes).map(f64::from),
+            Elem::U16 => first::<u16>(bytes).map(f64::from),
+            Elem::I16 => first::<i16>(bytes).map(f64::from),
+            Elem::U32 => first::<u32>(bytes).map(f64::from),
+            Elem::I32 => first::<i32>(bytes).map(f64::from),
+            Elem::F32 => first::<f32>(bytes).map(f64::from),
+            Elem::U64 => first::<u64>(bytes).map(|v| v as f64),
+            Elem::F64 => first::<f64>(bytes),
+            Elem::Record(_) => None,
+        }
+    }
+
     pub(crate) fn host_bytes(&self) -> Result<&[u8]> {
         let p = self.read_host()?;
         // SAFETY: the host view has the template's size, is valid now, and stays unchanged while handles are shared;

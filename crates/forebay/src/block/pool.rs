@@ -39,6 +39,10 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
+    pub(crate) fn bytes(&self) -> usize {
+        self.template.bytes()
+    }
+
     pub(crate) fn new(template: Template, pinned: Option<Arc<dyn Device>>) -> NonNull<Pool> {
         NonNull::from(Box::leak(Box::new(Pool {
             template,

@@ -175,6 +175,8 @@ pub struct Task {
     pub(crate) geometry: Option<Geometry>,
     pub(crate) priority: i32,
     pub(crate) iterations: Option<u64>,
+    /// The Meta port whose number says, beside the size, how long it will take.
+    pub(crate) hint: Option<String>,
     /// First mistake in the declaration; reported by `Graph::add`.
     mistake: Option<Error>,
 }
@@ -191,6 +193,7 @@ impl Task {
             geometry: None,
             priority: 0,
             iterations: None,
+            hint: None,
             mistake: None,
         }
     }
@@ -368,6 +371,16 @@ impl Task {
             self.wrong("iterations of 0".into());
         }
         self.iterations = Some(n);
+        self
+    }
+
+    /// The number at Meta port `port` says, beside the size of the inputs, how long an invocation will take: a length, a
+    /// count of iterations, a density. [`crate::Mode::Adaptive`] learns how.
+    pub fn hint(mut self, port: &str) -> Self {
+        if !self.inputs.iter().any(|p| p.name == port && p.kind == PortKind::Meta && p.meta == MetaUse::Scalar) {
+            self.wrong(format!("hint {port:?} is no Meta port with a number, declared before it"));
+        }
+        self.hint = Some(port.to_owned());
         self
     }
 

@@ -44,6 +44,8 @@ pub(crate) struct DeviceHandle {
     pub(crate) mapped: AtomicU64,
     /// Invocations issued.
     pub(crate) invocations: AtomicU64,
+    /// When something was found done last, ns of the runtime's clock (adaptive placement).
+    pub(crate) done_ns: AtomicU64,
     /// The process's presence at the service, and credit on the device if the service has it.
     served: OnceLock<(Weak<Gate>, Option<Arc<Account>>)>,
 }
@@ -90,6 +92,7 @@ impl DeviceHandle {
             copied: AtomicU64::new(0),
             mapped: AtomicU64::new(0),
             invocations: AtomicU64::new(0),
+            done_ns: AtomicU64::new(0),
             served: OnceLock::new(),
         }))
     }
@@ -172,6 +175,27 @@ impl DeviceHandle {
 
     fn account(&self) -> Option<&Account> {
         self.served.get()?.1.as_deref()
+    }
+
+    /// The process's account on the device.
+    pub(crate) fn shared_account(&self) -> Option<Arc<Account>> {
+        self.served.get()?.1.clone()
+    }
+
+    /// What moving so much costs, as far as it was measured.
+    pub(crate) fn copy_ns(&self, direction: Direction, bytes: u64) -> u64 {
+        if bytes == 0 { 0 } else { self.engine.cost(direction, bytes, Host::Pinned).median }
+    }
+
+    /// Waits until everything that was issued so far is done.
+    pub(crate) fn finish(&self) -> Result<()> {
+        let last = {
+            let mut issue = self.lock();
+            issue.fence(self.depth, self.account())?;
+            issue.last
+        };
+        forebay_hal::cpu::about_to_block();
+        self.wait(last)
     }
 
     /// Whether everything that was issued is done.

@@ -5,13 +5,15 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 
+use forebay_hal::Direction;
 use forebay_hal::cpu::{Job, UNKNOWN_NS, Worker};
-use forebay_policy::{DeviceSet, Mode, Ready, ReadyQueue, Stats, priority};
+use forebay_policy::{Counts, DeviceSet, MAX_PLACED, Mode, Ready, ReadyQueue, Stats, priority};
 
 use super::exec;
 use super::node::{Core, EndRef, InKind, Node, Own};
 use super::runtime::RuntimeInner;
 use crate::block::Datablock;
+use crate::place::Situation;
 
 pub(crate) struct Dispatcher {
     mode: Mode,
@@ -23,26 +25,55 @@ struct Inner {
     queue: ReadyQueue<usize>,
     running: Vec<usize>,
     slots: Vec<usize>,
+    /// For each device, when what runs on it is predicted to be done (adaptive placement).
+    ends: Vec<Vec<u64>>,
+}
+
+impl Inner {
+    /// The time until each device could begin something new: the CPU's cores work side by side, other devices do one thing
+    /// after the other.
+    fn ahead(&self, now_ns: u64) -> Counts {
+        let mut ahead = [0; MAX_PLACED];
+        for (d, (to, ends)) in ahead.iter_mut().zip(&self.ends).enumerate() {
+            let when = match d {
+                0 if self.running[0] < self.slots[0] => None,
+                0 => ends.iter().min(),
+                _ => ends.iter().max(),
+            };
+            *to = when.map_or(0, |w| w.saturating_sub(now_ns));
+        }
+        ahead
+    }
 }
 
 impl Dispatcher {
     /// `slots` is how many invocations a device may have in the hands of workers at a time.
     pub(crate) fn new(mode: Mode, strengths: Vec<u64>, slots: Vec<usize>) -> Self {
-        let running = vec![0; slots.len()];
-        Dispatcher { mode, inner: Mutex::new(Inner { queue: ReadyQueue::new(mode, strengths), running, slots }) }
+        let (running, ends) = (vec![0; slots.len()], vec![Vec::new(); slots.len()]);
+        Dispatcher { mode, inner: Mutex::new(Inner { queue: ReadyQueue::new(mode, strengths), running, slots, ends }) }
     }
 
     /// Takes ownership of a ready task, then starts what can start.
-    pub(crate) fn enqueue(&self, core: &Core, node: &Node, own: &Own, worker: &Worker) {
+    pub(crate) fn enqueue(&self, core: &Core, node: &Node, own: &mut Own, worker: &Worker) {
         // Once the task is in the queue somebody else may run it and end the graph: only this keeps us alive.
         let runtime = core.runtime.clone();
         let near = if self.mode == Mode::DataAware { nearest(core, node, own) } else { None };
         let load = |v: &std::sync::atomic::AtomicU64| v.load(Ordering::Relaxed);
+        let now = runtime.now_ns();
+        let counts = match own.adapt.take() {
+            Some(mut adapt) => {
+                let counts = adapt.weigh(now, situation(core, node, own), &|d| runtime.account(d));
+                own.adapt = Some(adapt);
+                counts
+            }
+            None => [u64::MAX; MAX_PLACED],
+        };
         let ready = Ready {
             key: std::ptr::from_ref(node) as usize,
             devices: node.devices,
             near,
-            since_ns: runtime.now_ns(),
+            counts,
+            since_ns: now,
             stats: Stats {
                 priority: node.priority.load(Ordering::Relaxed),
                 nice: core.nice.load(Ordering::Relaxed),
@@ -72,14 +103,26 @@ impl Dispatcher {
                 let free = (0..i.slots.len())
                     .filter(|&d| i.running[d] < i.slots[d])
                     .fold(DeviceSet::default(), DeviceSet::with);
-                let Some(p) = i.queue.pick(runtime.now_ns(), free) else { return };
+                let now = runtime.now_ns();
+                let ahead = if self.mode == Mode::Adaptive { i.ahead(now) } else { [0; MAX_PLACED] };
+                let Some(p) = i.queue.pick(now, free, &ahead) else { return };
                 i.running[p.device] += 1;
-                p
+                let begins = if p.device == 0 { 0 } else { ahead[p.device] };
+                let until =
+                    now.saturating_add(begins).saturating_add(if p.count_ns == u64::MAX { 0 } else { p.count_ns });
+                if self.mode == Mode::Adaptive {
+                    i.ends[p.device].push(until);
+                }
+                (p, until)
             };
+            let (pick, until) = pick;
             // SAFETY: queued nodes are owned, so they are alive; picking made this thread the owner.
             let node = unsafe { &*(pick.key as *const Node) };
             // SAFETY: as above.
-            unsafe { (*node.own.get()).device = pick.device };
+            unsafe {
+                (*node.own.get()).device = pick.device;
+                (*node.own.get()).until_ns = until;
+            }
             let w = &node.stats.avg_wait;
             w.store(priority::decay(w.load(Ordering::Relaxed), pick.waited_ns), Ordering::Relaxed);
             // SAFETY: ownership goes with the job.
@@ -95,9 +138,12 @@ impl Dispatcher {
         i.queue.remove(std::ptr::from_ref(node) as usize)
     }
 
-    fn release(&self, device: usize) {
+    fn release(&self, device: usize, until_ns: u64) {
         let mut i = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         i.running[device] = i.running[device].saturating_sub(1);
+        if let Some(at) = i.ends[device].iter().position(|e| *e == until_ns) {
+            i.ends[device].swap_remove(at);
+        }
     }
 }
 
@@ -111,7 +157,7 @@ unsafe fn run_picked(data: *const (), worker: &Worker) {
     let runtime = core.runtime.clone();
     // SAFETY: as above.
     let own = unsafe { &mut *node.own.get() };
-    let device = own.device;
+    let (device, until) = (own.device, own.until_ns);
     // Others can run on this worker's other picks while a device is being waited for.
     worker.yield_slot();
     if !core.stopping() {
@@ -124,33 +170,73 @@ unsafe fn run_picked(data: *const (), worker: &Worker) {
     // The task stands in line again, if it can, before the next one is picked: a high priority must not lose its turn to
     // the moment in which it is between two invocations.
     exec::own(node, worker);
-    runtime.dispatcher.release(device);
+    runtime.dispatcher.release(device, until);
     runtime.dispatcher.pump(&runtime, worker);
 }
 
-/// The device that holds most of the input bytes of a ready task.
-fn nearest(core: &Core, node: &Node, own: &Own) -> Option<usize> {
-    let mut bytes = [0usize; DeviceSet::MAX];
+/// Calls `f` with each input of a ready task and the datablock that is there.
+fn each_input(core: &Core, node: &Node, own: &Own, mut f: impl FnMut(usize, &Datablock)) {
     for (at, i) in node.inputs.iter().enumerate() {
-        let mut count = |b: &Datablock| {
-            if let Some(d) = b.nearest() {
-                bytes[d] += b.bytes();
-            }
-        };
         match i.kind {
-            InKind::Sticky if own.ins[at].is_some() => own.ins[at].iter().for_each(count),
-            InKind::Meta { .. } | InKind::Initializer => {}
+            InKind::Sticky if own.ins[at].is_some() => own.ins[at].iter().for_each(|b| f(at, b)),
+            InKind::Initializer => {}
             _ => {
                 let c = &core.channels[i.channel as usize];
                 if let Some(p) = c.ring.peek() {
                     // SAFETY: the handle stays in the ring while this thread owns the consumer; it is not dropped here.
                     let b = std::mem::ManuallyDrop::new(unsafe { Datablock::from_raw(p) });
-                    count(&b);
+                    f(at, &b);
                 }
             }
         }
         debug_assert!(matches!(core.channels[i.channel as usize].to, EndRef::Node(_)));
     }
+}
+
+/// The device that holds most of the input bytes of a ready task.
+fn nearest(core: &Core, node: &Node, own: &Own) -> Option<usize> {
+    let mut bytes = [0usize; DeviceSet::MAX];
+    each_input(core, node, own, |at, b| {
+        if let Some(d) = b.nearest().filter(|_| !matches!(node.inputs[at].kind, InKind::Meta { .. })) {
+            bytes[d] += b.bytes();
+        }
+    });
     let (device, most) = bytes.iter().enumerate().max_by_key(|&(d, b)| (*b, std::cmp::Reverse(d)))?;
     (*most > 0).then_some(device)
+}
+
+/// What adaptive placement is to know of a ready task.
+fn situation(core: &Core, node: &Node, own: &Own) -> Situation {
+    let devices = &core.runtime.devices;
+    let mut s = Situation::default();
+    each_input(core, node, own, |at, b| {
+        if let InKind::Meta { .. } = node.inputs[at].kind {
+            if node.hint == Some(at as u32) {
+                s.hint = b.number().unwrap_or(0.0);
+            }
+            return;
+        }
+        let bytes = b.bytes() as u64;
+        s.size += bytes;
+        let Some(near) = b.nearest() else { return };
+        for d in devices.iter().filter(|d| d.index != near).take(MAX_PLACED) {
+            // From another device it goes home first.
+            let home = if near == 0 { 0 } else { devices[near].copy_ns(Direction::ToHost, bytes) };
+            let there = if d.is_host() { 0 } else { d.copy_ns(Direction::ToDevice, bytes) };
+            s.copies_ns[d.index] += home + there;
+        }
+    });
+    for o in &node.outputs {
+        let bytes = o.pool.bytes() as u64;
+        if s.size == 0 {
+            s.size = bytes;
+        }
+        // What goes to the program goes home.
+        if o.channels.iter().any(|c| matches!(core.channels[*c as usize].to, EndRef::Host)) {
+            for d in devices.iter().filter(|d| !d.is_host()).take(MAX_PLACED) {
+                s.copies_ns[d.index] += d.copy_ns(Direction::ToHost, bytes);
+            }
+        }
+    }
+    s
 }

@@ -256,11 +256,13 @@ fn deliver(core: &Core, node: &Node, own: &mut Own, worker: &Worker) -> bool {
 /// Runs one invocation of a ready task on device `device` and passes its outputs on; a failure ends the graph.
 pub(crate) fn run(core: &Core, node: &Node, own: &mut Own, device: usize, worker: &Worker) {
     node.stats.state.store(2, Ordering::Relaxed);
-    let begun = (core.trace.is_some() || node.stats.wants_cost()).then(|| core.runtime.now_ns());
     let d = &core.runtime.devices[device];
     if !d.is_host() {
         d.await_credit(|| core.stopping());
     }
+    let timed = core.trace.is_some() || node.stats.wants_cost() || own.adapt.is_some();
+    let begun = timed.then(|| core.runtime.now_ns());
+    let busy = own.adapt.as_ref().and_then(|a| a.busy(device));
     let result = invoke(core, node, own, device, worker).and_then(|()| {
         if d.is_host() {
             return Ok(());
@@ -269,6 +271,8 @@ pub(crate) fn run(core: &Core, node: &Node, own: &mut Own, device: usize, worker
         let made = node.outputs.iter().zip(&own.outs).filter_map(|(o, b)| Some((o, b.as_ref()?)));
         made.map(|(o, b)| b.send_home(d, o.channels.iter().all(host))).try_for_each(|sent| Ok(sent?))
     });
+    let result = result.and_then(|()| learn(core, node, own, device, begun));
+    drop(busy);
     if let Some(begun) = begun {
         let end = core.runtime.now_ns();
         node.stats.cost(end - begun);
@@ -289,6 +293,27 @@ pub(crate) fn run(core: &Core, node: &Node, own: &mut Own, device: usize, worker
             fail(core, node, device, why);
         }
     }
+}
+
+/// Tells adaptive placement what the invocation took.
+fn learn(core: &Core, node: &Node, own: &mut Own, device: usize, begun: Option<u64>) -> Result<(), TaskError> {
+    // Something else did it than was asked: that says nothing.
+    let (Some(begun), true) = (begun, own.adapt.is_some() && own.device == device) else { return Ok(()) };
+    let d = &core.runtime.devices[device];
+    let begun = if d.is_host() {
+        begun
+    } else {
+        d.finish()?;
+        // Until then the device did what was before it.
+        begun.max(d.done_ns.load(Ordering::Relaxed))
+    };
+    let end = core.runtime.now_ns();
+    d.done_ns.fetch_max(end, Ordering::Relaxed);
+    if let Some(a) = &mut own.adapt {
+        a.took(device, end.saturating_sub(begun), &|d| core.runtime.account(d));
+        node.moves.store(a.moves(), Ordering::Relaxed);
+    }
+    Ok(())
 }
 
 /// Ends the graph because a task failed.
@@ -421,7 +446,15 @@ fn invoke(core: &Core, node: &Node, own: &mut Own, device: usize, worker: &Worke
     }
     let geometry = geometry.unwrap_or_else(|| node.geometry_now());
     let iteration = own.iteration;
-    let result = dispatch(core, node, own, device, geometry, iteration);
+    let mut result = dispatch(core, node, own, device, geometry, iteration);
+    // What is overwritten in place may be half done: only what has its inputs still can be tried elsewhere.
+    while let (Err(why), true) = (&result, node.outputs.iter().all(|o| o.from_input.is_none())) {
+        let (failed, why) = (own.device, why.to_string());
+        let Some(other) = own.adapt.as_mut().and_then(|a| a.instead(failed, &why)) else { break };
+        node.refused.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push((failed, why));
+        own.device = other;
+        result = dispatch(core, node, own, other, geometry, iteration);
+    }
     for (slot, i) in own.ins.iter_mut().zip(&node.inputs) {
         if !matches!(i.kind, InKind::Sticky | InKind::Meta { iterations: true, .. }) {
             *slot = None;

@@ -27,7 +27,7 @@ const LEAST_NS: u32 = 50;
 
 /// The process's presence.
 pub(crate) struct Gate {
-    cpu: Account,
+    cpu: Arc<Account>,
     devices: Mutex<HashMap<String, Arc<Account>>>,
     cores: u64,
     /// Workers, and how many of them slept when one last looked.
@@ -56,6 +56,11 @@ impl Drop for Counted {
 }
 
 impl Gate {
+    /// The account on the CPU.
+    pub(crate) fn cpu(&self) -> &Arc<Account> {
+        &self.cpu
+    }
+
     /// The presence of this process; none without a service.
     pub(crate) fn of_process(workers: usize) -> Option<Arc<Gate>> {
         static GATE: Mutex<Weak<Gate>> = Mutex::new(Weak::new());
@@ -68,7 +73,7 @@ impl Gate {
         // Why there is none is for `forebay doctor` to say: a program runs without.
         let session = Session::open(&name).ok()?;
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
-        let cpu = Account::cpu(&session).ok()?;
+        let cpu = Arc::new(Account::cpu(&session).ok()?);
         let gate = Arc::new(Gate {
             cpu,
             devices: Mutex::default(),

@@ -18,6 +18,7 @@ use super::trace::Trace;
 use crate::block::{Datablock, Inner, Pool};
 use crate::error::Error;
 use crate::graph::{Predicate, Work};
+use crate::place::Adapt;
 use crate::template::{Elem, Template};
 
 /// Mostly one of it: kept inside its owner, so that running a small task touches few cache lines.
@@ -103,6 +104,12 @@ impl PoolRef {
     pub(crate) fn acquire(&self) -> Datablock {
         // SAFETY: our count keeps the pool alive.
         unsafe { self.0.as_ref() }.acquire()
+    }
+
+    /// Bytes of a block.
+    pub(crate) fn bytes(&self) -> usize {
+        // SAFETY: as above.
+        unsafe { self.0.as_ref() }.bytes()
     }
 }
 
@@ -221,6 +228,11 @@ pub(crate) struct Node {
     pub(crate) geometry: Mutex<Option<Geometry>>,
     /// Invocations by device number (managed tasks only).
     pub(crate) by_device: [AtomicU64; 8],
+    /// Moves to another home, and why devices are not chosen any more (adaptive placement).
+    pub(crate) moves: AtomicU64,
+    pub(crate) refused: Mutex<Vec<(usize, String)>>,
+    /// The Meta port whose number is the hint.
+    pub(crate) hint: Option<u32>,
     pub(crate) input_names: Box<[Arc<str>]>,
     pub(crate) output_names: Box<[Arc<str>]>,
     pub(crate) name: String,
@@ -307,6 +319,10 @@ pub(crate) struct Own {
     pub(crate) fixed_group: u64,
     /// Device chosen by the ready queue, and when the task became ready.
     pub(crate) device: usize,
+    /// When the device is predicted to have done it.
+    pub(crate) until_ns: u64,
+    /// Adaptive placement, for tasks that can run on several devices.
+    pub(crate) adapt: Option<Box<Adapt>>,
     /// Buffers of the current launch, kept for their capacity.
     pub(crate) in_buffers: Vec<Option<Buffer>>,
     pub(crate) out_buffers: Vec<Option<Buffer>>,
@@ -340,6 +356,7 @@ impl Node {
         input_names: Box<[Arc<str>]>,
         output_names: Box<[Arc<str>]>,
         imps: Few<(usize, Imp)>,
+        adapt: Option<Box<Adapt>>,
         managed: bool,
         geometry: Geometry,
         priority: i32,
@@ -362,6 +379,8 @@ impl Node {
                 fixed_group: group,
                 started: false,
                 device: 0,
+                until_ns: 0,
+                adapt,
                 in_buffers: inputs.iter().map(|_| None).collect(),
                 out_buffers: outputs.iter().map(|_| None).collect(),
             }),
@@ -383,6 +402,9 @@ impl Node {
             core: AtomicPtr::new(std::ptr::null_mut()),
             stats: Stats::default(),
             by_device: Default::default(),
+            moves: AtomicU64::new(0),
+            refused: Mutex::default(),
+            hint: None,
             lead: index,
             region: None,
         }
@@ -392,7 +414,7 @@ impl Node {
     pub(crate) fn fused(name: String, index: u32, lead: u32, geometry: Geometry) -> Self {
         let none = || Box::<[Arc<str>]>::default();
         let (inputs, outputs, imps) = (Few::new(), Few::new(), Few::new());
-        let node = Node::new(name, index, inputs, outputs, none(), none(), imps, true, geometry, 0, 0);
+        let node = Node::new(name, index, inputs, outputs, none(), none(), imps, None, true, geometry, 0, 0);
         Node { lead, ..node }
     }
 

@@ -58,6 +58,10 @@ pub struct TaskStats {
     pub avg_run_ns: u64,
     /// Decayed average of waits for a device, ns.
     pub avg_wait_ns: u64,
+    /// How often another device became its home (adaptive placement).
+    pub moves: u64,
+    /// Devices on which it failed and that are not chosen again, and why (adaptive placement).
+    pub refused: Vec<(usize, String)>,
     /// The region that the task is fused into, if it is: its tasks run as one, and these numbers are the region's.
     pub region: Option<String>,
 }
@@ -482,6 +486,8 @@ impl Running {
             state: STATES[usize::from(n.stats.state.load(Ordering::Relaxed)) % 4],
             avg_run_ns: n.stats.avg_run.load(Ordering::Relaxed),
             avg_wait_ns: n.stats.avg_wait.load(Ordering::Relaxed),
+            moves: n.moves.load(Ordering::Relaxed),
+            refused: n.refused.lock().unwrap_or_else(PoisonError::into_inner).clone(),
             region: n.region.as_deref().map(str::to_owned),
         });
         let channels = self.core.channels.iter().map(|c| ChannelStats {

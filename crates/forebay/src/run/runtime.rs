@@ -3,12 +3,13 @@
 use std::cell::UnsafeCell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI32};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use forebay_hal::cpu::{CpuDevice, Pool as Workers};
 use forebay_hal::{Device, Kind, Recorded};
 use forebay_policy::Mode;
+use forebay_proto::client::Account;
 
 use super::device::{DEPTH_PRIORITY, DEPTH_THROUGHPUT, DeviceHandle};
 use super::dispatch::Dispatcher;
@@ -23,6 +24,7 @@ use super::trace::Trace;
 use crate::block::Pool;
 use crate::error::{Error, Result};
 use crate::graph::{Arg, End, Graph, Impl, Launch, PortKind, Task};
+use crate::place::{Adapt, Load, Models};
 use crate::template::Template;
 
 /// Most devices of a runtime.
@@ -39,12 +41,25 @@ pub(crate) struct RuntimeInner {
     /// The process's presence at the accelerator service, if there is one.
     pub(crate) gate: Option<Arc<Gate>>,
     epoch: Instant,
+    models: Arc<Models>,
+    load: Arc<Load>,
 }
 
 impl RuntimeInner {
     /// Nanoseconds since the runtime started.
     pub(crate) fn now_ns(&self) -> u64 {
         self.epoch.elapsed().as_nanos() as u64
+    }
+
+    /// The process's account on a device, if the service divides it.
+    pub(crate) fn account(&self, device: usize) -> Option<Arc<Account>> {
+        let d = &self.devices[device];
+        // What is the CPU by another name has the account of the CPU.
+        if d.is_host() || d.device.info().is_cpu {
+            self.gate.as_ref().map(|g| g.cpu().clone())
+        } else {
+            d.shared_account()
+        }
     }
 }
 
@@ -60,6 +75,7 @@ pub struct RuntimeBuilder {
     mode: Mode,
     unfused: bool,
     unserved: bool,
+    models: Option<Arc<Models>>,
 }
 
 impl RuntimeBuilder {
@@ -115,6 +131,12 @@ impl RuntimeBuilder {
         self
     }
 
+    /// Where [`Mode::Adaptive`] keeps what it learns: the user's folder by default, which all runtimes of a process share.
+    pub fn models(mut self, models: Arc<Models>) -> Self {
+        self.models = Some(models);
+        self
+    }
+
     /// Opens the devices and starts the workers.
     ///
     /// # Errors
@@ -143,7 +165,9 @@ impl RuntimeBuilder {
             .collect::<forebay_hal::Result<Vec<_>>>()?;
         let strengths = devices.iter().map(|d| d.device.info().strength).collect();
         // A worker issues one invocation at a time to an accelerator; `depth` bounds what runs behind it.
-        let slots = devices.iter().map(|d| if d.is_host() { pool.workers() } else { 1 }).collect();
+        // Under adaptive placement it waits for that one, so another issues the next.
+        let issuing = if self.mode == Mode::Adaptive { 2 } else { 1 };
+        let slots = devices.iter().map(|d| if d.is_host() { pool.workers() } else { issuing }).collect();
         let gate = if self.unserved { None } else { Gate::of_process(pool.workers()) };
         if let Some(gate) = &gate {
             for d in devices.iter().filter(|d| !d.is_host()) {
@@ -172,6 +196,11 @@ impl RuntimeBuilder {
             pinned,
             gate,
             epoch: Instant::now(),
+            models: self.models.unwrap_or_else(|| {
+                static USERS: OnceLock<Arc<Models>> = OnceLock::new();
+                USERS.get_or_init(|| Arc::new(Models::user())).clone()
+            }),
+            load: Load::of_process(),
         });
         // Only the devices: a hook that kept the runtime alive for a moment could become its last owner.
         let asynchronous: Vec<_> = inner.devices.iter().filter(|d| !d.is_host()).map(Arc::downgrade).collect();
@@ -371,6 +400,7 @@ impl Runtime {
                 from_input: p.from_input.map(|i| i as u32),
             })
             .collect();
+        let hint = task.hint.as_ref().and_then(|h| task.inputs.iter().position(|p| p.name == *h)).map(|i| i as u32);
         let mut kernels: Vec<(Kind, Vec<Launch>)> = Vec::new();
         let mut host = None;
         let Task { name, inputs: in_ports, outputs: out_ports, scratch, impls, priority, iterations, .. } = task;
@@ -380,6 +410,10 @@ impl Runtime {
                 Impl::Kernels(kind, launches) => kernels.push((kind, launches)),
             }
         }
+        let described = |kind: Kind| {
+            let of = kernels.iter().filter(|(k, _)| *k == kind).flat_map(|(_, l)| l);
+            of.flat_map(|l| format!("{:?} {} {:?}\n", l.source, l.entry, l.geometry).into_bytes()).collect::<Vec<u8>>()
+        };
         let mut imps: Few<(usize, Imp)> = Few::new();
         for d in &rt.devices {
             let wanted = kernels.iter().find(|(k, _)| *k == d.kind());
@@ -445,9 +479,23 @@ impl Runtime {
             return Err(Error::NoImplementation { task: name, devices, has });
         }
         let cpu_only = imps.iter().all(|(d, _)| *d == 0);
-        let managed = !(cpu_only && matches!(rt.mode, Mode::FirstAvailable | Mode::DataAware));
+        let managed = !(cpu_only && matches!(rt.mode, Mode::FirstAvailable | Mode::DataAware | Mode::Adaptive));
+        let adapt = (rt.mode == Mode::Adaptive && imps.len() > 1).then(|| {
+            let cores = rt.pool.workers().max(1);
+            let mut adapt = Adapt::new(&name, &rt.models, &rt.load, cores, u64::from(index));
+            for (d, imp) in &imps {
+                let (i, cpu) = (rt.devices[*d].device.info(), rt.devices[*d].is_host());
+                let (content, width) = match imp {
+                    // A function may use more than its worker, but seldom does.
+                    Imp::Host(_) => (program(), Some(1)),
+                    Imp::Kernels { .. } => (described(i.kind), (cpu || i.is_cpu).then_some(cores)),
+                };
+                adapt.add(*d, format!("{} {} {}", i.kind.name(), i.name, i.driver), content, width);
+            }
+            Box::new(adapt)
+        });
         let names = |all: Vec<&str>| all.into_iter().map(Arc::from).collect::<Box<[Arc<str>]>>();
-        Ok(Node::new(
+        let mut node = Node::new(
             name,
             index,
             inputs,
@@ -455,12 +503,21 @@ impl Runtime {
             names(in_ports.iter().map(|p| p.name.as_str()).collect()),
             names(out_ports.iter().map(|p| p.name.as_str()).collect()),
             imps,
+            adapt,
             managed,
             geometry,
             priority,
             iterations.unwrap_or(0),
-        ))
+        );
+        node.hint = hint;
+        Ok(node)
     }
+}
+
+/// What this program is: its functions take what they take until it is built anew.
+fn program() -> Vec<u8> {
+    let of = std::env::current_exe().ok().and_then(|p| Some((p.metadata().ok()?, p)));
+    of.map_or_else(Vec::new, |(m, p)| format!("{} {} {:?}", p.display(), m.len(), m.modified().ok()).into_bytes())
 }
 
 fn resolve_arg(

@@ -1,0 +1,201 @@
+//! The decisions of one task of a running graph: what it is predicted to take where, and what came of it.
+
+use std::sync::Arc;
+
+use forebay_policy::{Counts, MAX_PLACED};
+use forebay_proto::client::Account;
+
+use super::load::{Load, standing};
+use super::model::{Model, Prediction, Sample};
+use super::stability::Stability;
+use super::store::{Key, Models};
+
+/// A device that is so much slower than another is measured only as far as the budget for that goes.
+const HOPELESS: f64 = 8.0;
+/// Part of the time that may go into measuring what is not expected to be best.
+const BUDGET: f64 = 0.03;
+/// Invocations after which a device that was not chosen is measured again, if the budget allows.
+const STALE: u32 = 100;
+/// Of what was measured, the part that is the task's own at least: copies may take less than was expected of them.
+const OWN_PART: f64 = 0.2;
+/// Invocations between two times that a model is written down.
+const WRITE_EVERY: u32 = 256;
+
+/// An implementation on a device.
+pub(crate) struct Choice {
+    pub(crate) device: usize,
+    /// Name, kind and driver.
+    pub(crate) name: String,
+    /// What decides its times.
+    pub(crate) content: Vec<u8>,
+    /// Threads of the CPU that it keeps busy; none on other devices.
+    pub(crate) width: Option<usize>,
+    /// It failed: not chosen again.
+    pub(crate) refused: Option<String>,
+    model: Arc<Model>,
+    unwritten: u32,
+    /// Invocations since it was measured.
+    since: u32,
+}
+
+/// What is known of an invocation before it is placed.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Situation {
+    /// Bytes that come in; or else, that go out.
+    pub(crate) size: u64,
+    /// What the program says beside it; 0 for nothing.
+    pub(crate) hint: f64,
+    /// What moving costs, by device, ns.
+    pub(crate) copies_ns: Counts,
+}
+
+/// A task's decisions.
+pub(crate) struct Adapt {
+    task: String,
+    pub(crate) choices: Vec<Choice>,
+    /// One for each device that would be fastest without load: what the data decides needs no stability, only what the load
+    /// does.
+    stability: Vec<Stability>,
+    models: Arc<Models>,
+    load: Arc<Load>,
+    cores: usize,
+    at: Situation,
+    /// What may be spent on measuring, ns.
+    budget: f64,
+    /// What was available of each device when the invocation was placed.
+    shares: [f64; MAX_PLACED],
+}
+
+impl Adapt {
+    pub(crate) fn new(task: &str, models: &Arc<Models>, load: &Arc<Load>, cores: usize, seed: u64) -> Self {
+        Adapt {
+            task: task.to_owned(),
+            choices: Vec::new(),
+            stability: (0..MAX_PLACED as u64)
+                .map(|d| Stability::new((seed << 8 | d) ^ u64::from(std::process::id()) << 32))
+                .collect(),
+            models: models.clone(),
+            load: load.clone(),
+            cores,
+            at: Situation::default(),
+            budget: 0.0,
+            shares: [1.0; MAX_PLACED],
+        }
+    }
+
+    pub(crate) fn add(&mut self, device: usize, name: String, content: Vec<u8>, width: Option<usize>) {
+        let model = self.models.get(&Key { task: &self.task, device: &name, content: &content });
+        self.choices.push(Choice { device, name, content, width, refused: None, model, unwritten: 0, since: 0 });
+    }
+
+    /// How often the task's home changed.
+    pub(crate) fn moves(&self) -> u64 {
+        self.stability.iter().map(Stability::moves).sum()
+    }
+
+    fn share(&self, c: &Choice, account: &dyn Fn(usize) -> Option<Arc<Account>>) -> f64 {
+        let account = account(c.device);
+        match c.width {
+            Some(width) => self.load.cpu(self.cores, width, account.as_deref()),
+            None => account.map_or(1.0, |a| standing(&a)),
+        }
+    }
+
+    /// What an invocation counts as on each device. `account` is the process's account on a device, if the service divides
+    /// it.
+    pub(crate) fn weigh(
+        &mut self,
+        now_ns: u64,
+        at: Situation,
+        account: &dyn Fn(usize) -> Option<Arc<Account>>,
+    ) -> Counts {
+        self.at = at;
+        let mut predicted = [None; MAX_PLACED];
+        let mut unknown = [false; MAX_PLACED];
+        let mut natural = (f64::INFINITY, 0);
+        for c in self.choices.iter().filter(|c| c.refused.is_none()) {
+            let share = self.share(c, account);
+            self.shares[c.device] = share;
+            let told = c.model.predict(at.size, at.hint);
+            unknown[c.device] = told.is_none() || !c.model.knows(at.size);
+            let copies = at.copies_ns[c.device] as f64;
+            predicted[c.device] = told.map(|p| Prediction { ns: copies + p.ns / share, ..p });
+            if let Some(p) = told.filter(|p| copies + p.ns < natural.0) {
+                natural = (copies + p.ns, c.device);
+            }
+        }
+        let best = predicted.iter().flatten().map(|p| p.ns).fold(f64::INFINITY, f64::min);
+        // What moving costs is staked: the dearest way to where the data is not.
+        let stake = self.choices.iter().map(|c| at.copies_ns[c.device]).max().unwrap_or(0);
+        let stability = &mut self.stability[natural.1];
+        let mut counts = stability.weigh(now_ns, &predicted, stake);
+        for c in self.choices.iter().filter(|c| c.refused.is_none()) {
+            let Some(p) = predicted[c.device] else {
+                counts[c.device] = 0;
+                continue;
+            };
+            // The first invocations go everywhere, unless that is hopeless. Until then nobody is at home anywhere.
+            if unknown[c.device] && (p.ns < HOPELESS * best || best == p.ns) {
+                counts[c.device] = 0;
+                stability.unsettle();
+            } else if (unknown[c.device] || c.since >= STALE) && p.ns < self.budget {
+                // Perhaps what is known of it was bad luck.
+                counts[c.device] = 0;
+            }
+        }
+        counts
+    }
+
+    /// An invocation on `device` took so long, copies included.
+    pub(crate) fn took(&mut self, device: usize, ns: u64, account: &dyn Fn(usize) -> Option<Arc<Account>>) {
+        let Some(i) = self.choices.iter().position(|c| c.device == device) else { return };
+        // The share changes while a long task runs: what it was on the average.
+        let share = (self.shares[device] + self.share(&self.choices[i], account)) / 2.0;
+        self.budget += BUDGET * ns as f64;
+        for (j, c) in self.choices.iter_mut().enumerate() {
+            c.since = if i == j { 0 } else { c.since.saturating_add(1) };
+        }
+        let (at, c) = (self.at, &mut self.choices[i]);
+        if self.stability.iter().all(|s| s.home() != Some(device)) {
+            self.budget = (self.budget - ns as f64).max(0.0);
+        }
+        let own = (ns as f64 - at.copies_ns[device] as f64).max(OWN_PART * ns as f64);
+        c.model.record(Sample { size: at.size, hint: at.hint, ns: own * share });
+        c.unwritten += 1;
+        if c.unwritten >= WRITE_EVERY {
+            self.write(i);
+        }
+    }
+
+    /// Which other device may do what failed on this one; it is not chosen again.
+    pub(crate) fn instead(&mut self, failed: usize, why: &str) -> Option<usize> {
+        if let Some(c) = self.choices.iter_mut().find(|c| c.device == failed) {
+            c.refused = Some(why.to_owned());
+        }
+        let left = self.choices.iter().filter(|c| c.refused.is_none());
+        let time = |c: &&Choice| c.model.predict(self.at.size, self.at.hint).map_or(f64::INFINITY, |p| p.ns);
+        left.min_by(|a, b| time(a).total_cmp(&time(b))).map(|c| c.device)
+    }
+
+    /// Threads of the CPU that the task keeps busy on this device.
+    pub(crate) fn busy(&self, device: usize) -> Option<super::load::Busy> {
+        let width = self.choices.iter().find(|c| c.device == device)?.width?;
+        Some(self.load.busy(width))
+    }
+
+    fn write(&mut self, i: usize) {
+        let c = &mut self.choices[i];
+        c.unwritten = 0;
+        self.models.put(&Key { task: &self.task, device: &c.name, content: &c.content }, &c.model);
+    }
+}
+
+impl Drop for Adapt {
+    fn drop(&mut self) {
+        for i in 0..self.choices.len() {
+            if self.choices[i].unwritten > 0 {
+                self.write(i);
+            }
+        }
+    }
+}

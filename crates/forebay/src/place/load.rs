@@ -1,0 +1,167 @@
+//! How much of each device is available now.
+//!
+//! Of the CPU, and of OpenCL devices that are the CPU: what the kernel says is runnable beside this process, and what the
+//! service gives it. Of other devices: what the service says of this process's standing. Without a service they count as free:
+//! then models are static.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use forebay_proto::client::Account;
+
+/// Between looks.
+const EVERY: Duration = Duration::from_millis(25);
+/// Weight of a look.
+const SMOOTHING: f64 = 0.3;
+/// Less than this part of a device is not believed: predictions stay finite.
+const LEAST: f64 = 0.01;
+/// Looks for nobody after which the thread ends.
+const UNUSED: u32 = 40;
+
+/// The load of the machine, and this process's part of it.
+#[derive(Default)]
+pub(crate) struct Load {
+    /// Threads of others that are running or could, smoothed, in thousandths.
+    others: AtomicU64,
+    /// Threads that this process's tasks keep busy.
+    own: AtomicU32,
+    /// Somebody asked since the last look.
+    asked: AtomicBool,
+    running: Mutex<bool>,
+}
+
+/// Runnable threads on the machine.
+fn runnable() -> Option<u64> {
+    let stat = std::fs::read_to_string("/proc/stat").ok()?;
+    stat.lines().find_map(|l| l.strip_prefix("procs_running "))?.trim().parse().ok()
+}
+
+/// What is a thread's part of `cores` when `others` want them, too, and it is one of `width` that do the same work.
+fn part(cores: f64, others: f64, width: f64) -> f64 {
+    (cores / (width + others)).min(1.0)
+}
+
+impl Load {
+    pub(crate) fn of_process() -> Arc<Load> {
+        static LOAD: Mutex<Weak<Load>> = Mutex::new(Weak::new());
+        let mut held = LOAD.lock().unwrap_or_else(PoisonError::into_inner);
+        held.upgrade().unwrap_or_else(|| {
+            let load = Arc::new(Load::default());
+            *held = Arc::downgrade(&load);
+            load
+        })
+    }
+
+    /// Begins to look, if nobody does. Until then others count as absent.
+    fn watch(self: &Arc<Self>) {
+        if self.asked.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        if !*running {
+            let load = Arc::downgrade(self);
+            let thread = std::thread::Builder::new().name("forebay-load".into()).spawn(move || look(&load));
+            *running = thread.is_ok();
+        }
+    }
+
+    /// The part of the CPU that a task which uses `width` of its cores would get of them, above 0 and up to 1.
+    pub(crate) fn cpu(self: &Arc<Self>, cores: usize, width: usize, account: Option<&Account>) -> f64 {
+        self.watch();
+        let cores = cores as f64;
+        let width = (width as f64).clamp(1.0, cores);
+        let others = self.others.load(Ordering::Relaxed) as f64 / 1000.0;
+        let told = account.map_or(1.0, |a| standing(a) * cores / width);
+        part(cores, others, width).min(told).clamp(LEAST, 1.0)
+    }
+
+    /// This process keeps so many threads busy from now on, until the guard is dropped.
+    pub(crate) fn busy(self: &Arc<Self>, width: usize) -> Busy {
+        self.own.fetch_add(width as u32, Ordering::Relaxed);
+        Busy(self.clone(), width as u32)
+    }
+}
+
+/// What is available of a device that the service divides.
+pub(crate) fn standing(account: &Account) -> f64 {
+    if !account.session().is_served() {
+        return 1.0;
+    }
+    account.standing().map_or(1.0, |s| s.share as f64 / 1e6).clamp(LEAST, 1.0)
+}
+
+/// Threads that are counted as this process's own.
+pub(crate) struct Busy(Arc<Load>, u32);
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.own.fetch_sub(self.1, Ordering::Relaxed);
+    }
+}
+
+fn look(load: &Weak<Load>) {
+    let mut unused = 0;
+    loop {
+        let Some(l) = load.upgrade() else { return };
+        if let Some(all) = runnable() {
+            // This thread is one of them.
+            let own = u64::from(l.own.load(Ordering::Relaxed)) + 1;
+            let others = all.saturating_sub(own) as f64 * 1000.0;
+            let before = l.others.load(Ordering::Relaxed) as f64;
+            l.others.store((before + (others - before) * SMOOTHING) as u64, Ordering::Relaxed);
+        }
+        unused = if l.asked.swap(false, Ordering::Relaxed) { 0 } else { unused + 1 };
+        if unused > UNUSED {
+            let mut running = l.running.lock().unwrap_or_else(PoisonError::into_inner);
+            if !l.asked.load(Ordering::Relaxed) {
+                *running = false;
+                l.others.store(0, Ordering::Relaxed);
+                return;
+            }
+        }
+        drop(l);
+        std::thread::sleep(EVERY);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_is_what_an_even_scheduler_gives() {
+        assert_eq!(part(2.0, 0.0, 1.0), 1.0);
+        assert_eq!(part(2.0, 1.0, 1.0), 1.0);
+        assert_eq!(part(2.0, 3.0, 1.0), 0.5);
+        assert_eq!(part(2.0, 2.0, 2.0), 0.5);
+    }
+
+    /// Threads that spin are others to whoever does not count them as its own.
+    #[test]
+    fn load_is_seen_and_goes_away() {
+        let load = Arc::new(Load::default());
+        let cores = std::thread::available_parallelism().unwrap().get();
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|s| {
+            for _ in 0..cores * 3 {
+                s.spawn(|| {
+                    while !stop.load(Ordering::Relaxed) {
+                        std::hint::spin_loop();
+                    }
+                });
+            }
+            let begun = std::time::Instant::now();
+            while load.cpu(cores, 1, None) > 0.5 && begun.elapsed() < Duration::from_secs(10) {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            let seen = load.cpu(cores, 1, None);
+            stop.store(true, Ordering::Relaxed);
+            assert!(seen <= 0.5, "three others for each core, and {seen} are available");
+        });
+        let own = load.busy(2);
+        assert_eq!(load.own.load(Ordering::Relaxed), 2);
+        drop(own);
+        assert_eq!(load.own.load(Ordering::Relaxed), 0);
+    }
+}

@@ -1,0 +1,18 @@
+//! Placement: each invocation on the device that will finish it first, under the load of this moment.
+//!
+//! A runtime in [`crate::Mode::Adaptive`] learns what each implementation of its tasks costs on each device (model.rs), reads
+//! how much of every device is available now (load.rs), keeps decisions stable (stability.rs), and has the ready queue start
+//! what is predicted to end first (`forebay-policy`'s queue). Models stay on disk between runs (store.rs); adapt.rs brings it together for a task. `docs/placement.md`
+//! explains all of it.
+
+mod adapt;
+mod load;
+mod model;
+mod stability;
+mod store;
+
+pub(crate) use adapt::{Adapt, Situation};
+pub(crate) use load::Load;
+pub use model::{ENOUGH, Model, Prediction, Sample};
+pub use stability::Stability;
+pub use store::{Entry, Models};

@@ -1,0 +1,209 @@
+//! Adaptive placement on real devices: the CPU, and an OpenCL device (PoCL where there is no other).
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use forebay::place::Models;
+use forebay::{Datablock, Error, Graph, Kind, Mode, Running, Runtime, Task, TaskError, Template};
+
+const N: usize = 4096;
+
+/// Doubles, `ROUNDS` times slower than it could.
+const SOURCE: &str = "KERNEL void twice(GLOBAL const float *x, GLOBAL float *y) {
+    const uint i = gid_x();
+    if (i >= 4096) return;
+    float v = x[i];
+    for (int k = 0; k < ROUNDS; k++) v = v * 1.0001f + 0.1f;
+    y[i] = v > 1e30f ? v : x[i] * 2.0f;
+}";
+
+fn source(rounds: usize) -> String {
+    SOURCE.replace("ROUNDS", &rounds.to_string())
+}
+
+fn folder(name: &str) -> PathBuf {
+    let dir = std::env::temp_dir().join(format!("forebay-place-{name}-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&dir);
+    dir
+}
+
+/// One test at a time: another's kernels on the same device are load that nobody tells of.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Adaptive, with what it learned in `dir`; none where there is no OpenCL.
+fn runtime(dir: &PathBuf) -> Option<Runtime> {
+    match Runtime::builder()
+        .mode(Mode::Adaptive)
+        .workers(2)
+        .service(false)
+        .models(Arc::new(Models::at(dir)))
+        .only(Kind::OpenCl)
+    {
+        Ok(b) => Some(b.build().unwrap()),
+        Err(e) => {
+            eprintln!("skipped: {e}");
+            None
+        }
+    }
+}
+
+/// A task that doubles: on the CPU it takes `host`, elsewhere `rounds`.
+fn twice(host: Duration, rounds: usize) -> Task {
+    let t = Template::array::<f32>([N]);
+    let task = Task::new("twice").input("x", t).output("y", t).portable(&source(rounds), "twice");
+    task.host(move |inv| {
+        let begun = Instant::now();
+        let (x, y) = (inv.input::<f32>("x")?, inv.output::<f32>("y")?);
+        y.iter_mut().zip(x).for_each(|(y, x)| *y = x * 2.0);
+        while begun.elapsed() < host {
+            std::hint::spin_loop();
+        }
+        Ok(())
+    })
+}
+
+struct Started {
+    run: Running,
+    feed: forebay::Feed,
+    drain: forebay::Drain,
+}
+
+fn start(rt: &Runtime, task: Task) -> Started {
+    let mut g = Graph::new("place");
+    let id = g.add(task).unwrap();
+    let (feed, drain) = (g.feed((id, "x"), 2).unwrap(), g.drain((id, "y"), 2).unwrap());
+    Started { run: rt.start(g).unwrap(), feed, drain }
+}
+
+impl Started {
+    fn call(&self, value: f32) -> Result<(), Error> {
+        let t = Template::array::<f32>([N]);
+        self.run.push(self.feed, Datablock::from_slice(t, &vec![value; N])?)?;
+        let out = self.run.pull(self.drain)?;
+        assert!(out.as_slice::<f32>()?.iter().all(|y| *y == value * 2.0));
+        Ok(())
+    }
+
+    fn by_device(&self) -> Vec<u64> {
+        self.run.snapshot().tasks[0].by_device.clone()
+    }
+}
+
+#[test]
+fn each_task_ends_up_where_it_is_faster_and_a_second_run_knows_it_already() {
+    let _alone = alone();
+    for (name, host, rounds, best) in
+        [("opencl", Duration::from_millis(12), 1, 1), ("cpu", Duration::from_micros(10), 20_000, 0)]
+    {
+        let dir = folder(name);
+        let Some(rt) = runtime(&dir) else { return };
+        let s = start(&rt, twice(host, rounds));
+        (0..40).for_each(|i| s.call(i as f32).unwrap());
+        let learned = s.by_device();
+        assert!(learned[1 - best] >= 1, "{name}: every device is tried: {learned:?}");
+        assert!(learned[best] >= 30, "{name}: {learned:?}");
+        drop(s);
+        drop(rt);
+        let models = Models::at(&dir);
+        let known = models.entries();
+        assert!(known.len() == 2 && known.iter().all(|e| e.task == "twice" && !e.samples.is_empty()), "{known:?}");
+        let s = start(&runtime(&dir).unwrap(), twice(host, rounds));
+        (0..20).for_each(|i| s.call(i as f32).unwrap());
+        let again = s.by_device();
+        assert!(again[best] >= 18, "{name}: not learned again: {again:?}");
+        drop(s);
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+}
+
+#[test]
+fn what_fails_is_done_elsewhere_told_and_not_tried_again() {
+    let _alone = alone();
+    let dir = folder("fails");
+    let Some(rt) = runtime(&dir) else { return };
+    let t = Template::array::<f32>([N]);
+    let tried = Arc::new(AtomicUsize::new(0));
+    let count = tried.clone();
+    let task = Task::new("half").input("x", t).output("y", t).portable(&source(1), "twice").host(move |_| {
+        count.fetch_add(1, Ordering::Relaxed);
+        Err(TaskError::from("no such luck"))
+    });
+    let s = start(&rt, task);
+    (0..10).for_each(|i| s.call(i as f32).unwrap());
+    assert_eq!(tried.load(Ordering::Relaxed), 1);
+    let refused = s.run.snapshot().tasks[0].refused.clone();
+    assert!(matches!(&refused[..], [(0, why)] if why.contains("no such luck")), "{refused:?}");
+    drop(s);
+    // Where everything fails the graph does, and says why.
+    let both = Task::new("none").input("x", t).output("y", t).host(|_| Err(TaskError::from("nor here")));
+    let s = start(&rt, both);
+    let failed = s.call(1.0).unwrap_err();
+    assert!(failed.to_string().contains("nor here"), "{failed}");
+    let _ = std::fs::remove_dir_all(dir);
+}
+
+#[test]
+fn a_hint_decides_where_the_size_says_nothing() {
+    let _alone = alone();
+    let dir = folder("hint");
+    let Some(rt) = runtime(&dir) else { return };
+    // On the CPU it takes 40 µs for each round, elsewhere always a few ms.
+    let t = Template::array::<f32>([N]);
+    let task = Task::new("rounds").input("x", t).meta::<u32>("rounds").output("y", t);
+    let task = task.hint("rounds").portable(&source(1000), "twice").host(|inv| {
+        let begun = Instant::now();
+        let (x, y, rounds) = (inv.input::<f32>("x")?, inv.output::<f32>("y")?, inv.value::<u32>("rounds")?);
+        y.iter_mut().zip(x).for_each(|(y, x)| *y = x * 2.0);
+        while begun.elapsed() < Duration::from_micros(40) * rounds {
+            std::hint::spin_loop();
+        }
+        Ok(())
+    });
+    let mut g = Graph::new("hint");
+    let id = g.add(task).unwrap();
+    let (feed, hint) = (g.feed((id, "x"), 2).unwrap(), g.feed((id, "rounds"), 2).unwrap());
+    let drain = g.drain((id, "y"), 2).unwrap();
+    let run = rt.start(g).unwrap();
+    let call = |rounds: u32| {
+        let before = run.snapshot().tasks[0].by_device[0];
+        run.push(feed, Datablock::from_slice(t, &vec![1f32; N]).unwrap()).unwrap();
+        run.push(hint, Datablock::scalar(rounds).unwrap()).unwrap();
+        assert_eq!(run.pull(drain).unwrap().as_slice::<f32>().unwrap()[0], 2.0);
+        run.snapshot().tasks[0].by_device[0] > before
+    };
+    // Whether nearly all of the latest go there, before long.
+    let settles = |rounds: u32, cpu: bool| {
+        let begun = Instant::now();
+        let mut last = std::collections::VecDeque::new();
+        while begun.elapsed() < Duration::from_secs(15) {
+            last.push_back(call(rounds) == cpu);
+            if last.len() == 13 {
+                last.pop_front();
+                if last.iter().filter(|right| **right).count() >= 11 {
+                    return true;
+                }
+            }
+        }
+        false
+    };
+    assert!(settles(2, true), "a short one belongs on the CPU");
+    assert!(settles(2000, false), "a long one does not");
+    // What the data decides needs no patience.
+    let right = (0..20).filter(|i| call(if i % 2 == 0 { 2 } else { 2000 }) == (i % 2 == 0)).count();
+    assert!(right >= 17, "{right} of 20");
+    drop(run);
+    let _ = std::fs::remove_dir_all(dir);
+}
+
+#[test]
+fn a_hint_must_be_a_number_that_the_task_gets() {
+    let t = Template::array::<f32>([N]);
+    let wrong = Graph::new("g").add(Task::new("t").input("x", t).hint("x").host(|_| Ok(()))).unwrap_err();
+    assert!(wrong.to_string().contains("\"x\" is no Meta port"), "{wrong}");
+}
