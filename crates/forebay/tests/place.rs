@@ -207,3 +207,126 @@ fn a_hint_must_be_a_number_that_the_task_gets() {
     let wrong = Graph::new("g").add(Task::new("t").input("x", t).hint("x").host(|_| Ok(()))).unwrap_err();
     assert!(wrong.to_string().contains("\"x\" is no Meta port"), "{wrong}");
 }
+
+#[test]
+fn a_task_is_called_like_a_function_on_as_many_lanes_as_it_may() {
+    let _alone = alone();
+    let dir = folder("stub");
+    let Some(rt) = runtime(&dir) else { return };
+    let t = Template::array::<f32>([N]);
+    let block = |v: f32| Datablock::from_slice(t, &vec![v; N]).unwrap();
+    let task = rt.accelerate(3, || twice(Duration::from_micros(200), 1)).unwrap();
+    let first = |b: &[Datablock]| b[0].as_slice::<f32>().unwrap()[0];
+    assert_eq!(first(&task.call(&[block(4.0)]).unwrap()), 8.0);
+    // Many at once, fetched in any order; some are never fetched.
+    let mut pending: Vec<_> = (0..60).map(|i| (i, task.spawn(&[block(i as f32)]).unwrap())).collect();
+    pending.retain(|(i, _)| i % 7 != 0);
+    while let Some((i, p)) = pending.pop() {
+        assert_eq!(first(&p.wait().unwrap()), i as f32 * 2.0);
+    }
+    let threads = 4;
+    std::thread::scope(|s| {
+        for n in 0..threads {
+            let (task, block) = (&task, &block);
+            s.spawn(move || {
+                for i in 0..50 {
+                    let v = (n * 1000 + i) as f32;
+                    assert_eq!(first(&task.call(&[block(v)]).unwrap()), v * 2.0);
+                }
+            });
+        }
+    });
+    let done: u64 = task.stats().iter().map(|s| s.invocations).sum();
+    assert_eq!(done, 61 + threads as u64 * 50);
+    task.spread(0);
+    assert_eq!(task.lanes(), (1, 3));
+    // What does not fit is refused, and nothing is left half given.
+    for wrong in [vec![], vec![block(1.0), block(1.0)], vec![Datablock::scalar(1f32).unwrap()]] {
+        assert!(matches!(task.call(&wrong), Err(Error::Block { .. })));
+    }
+    assert_eq!(first(&task.call(&[block(9.0)]).unwrap()), 18.0);
+    assert!(matches!(rt.accelerate(0, || twice(Duration::ZERO, 1)), Err(Error::Size { .. })));
+    assert!(rt.accelerate(1, || Task::new("none").input("x", t).output("y", t)).is_err());
+    let _ = std::fs::remove_dir_all(dir);
+}
+
+#[test]
+fn implementations_are_checked_against_each_other() {
+    let _alone = alone();
+    let dir = folder("verify");
+    let Some(rt) = runtime(&dir) else { return };
+    let t = Template::array::<f32>([N]);
+    let data: Vec<f32> = (0..N).map(|i| i as f32 - 100.0).collect();
+    let input = Datablock::from_slice(t, &data).unwrap();
+    let same = rt.verify(|| twice(Duration::ZERO, 1), std::slice::from_ref(&input)).unwrap();
+    assert!(matches!(&same[..], [d] if d.largest == 0.0 && d.output == "y"), "{same:?}");
+    let wrong = || {
+        Task::new("wrong").input("x", t).output("y", t).portable(&source(1), "twice").host(|inv| {
+            let (x, y) = (inv.input::<f32>("x")?, inv.output::<f32>("y")?);
+            y.iter_mut().zip(x).for_each(|(y, x)| *y = x * 2.0);
+            y[77] *= 1.5;
+            Ok(())
+        })
+    };
+    let found = rt.verify(wrong, &[input]).unwrap();
+    assert!(matches!(&found[..], [d] if d.at == 77 && (d.largest - 1.0 / 3.0).abs() < 1e-6), "{found:?}");
+    let _ = std::fs::remove_dir_all(dir);
+}
+
+#[test]
+fn goals_are_pursued_whatever_the_tracker_does() {
+    use forebay::place::{Action, Counter, Goal};
+    let _alone = alone();
+    let dir = folder("goal");
+    let rt =
+        Runtime::builder().cpu_only().mode(Mode::Adaptive).workers(2).service(false).models(Arc::new(Models::at(&dir)));
+    let rt = rt.build().unwrap();
+    let t = Template::array::<f32>([N]);
+    // A call sleeps for 2 ms: two lanes do twice as many. At fidelity 2 it is a hundred times as quick.
+    let level = Arc::new(AtomicUsize::new(0));
+    let task = rt
+        .accelerate(2, || {
+            let level = level.clone();
+            Task::new("naps").input("x", t).output("y", t).host(move |_| {
+                let ns = if level.load(Ordering::Relaxed) >= 2 { 20 } else { 2000 };
+                std::thread::sleep(Duration::from_micros(ns));
+                Ok(())
+            })
+        })
+        .unwrap();
+    let counter = Counter::default();
+    let to = level.clone();
+    let pursuit = task
+        .pursue(Goal::Throughput(2000.0), counter.per_second(), 3, move |f| to.store(f as usize, Ordering::Relaxed))
+        .unwrap();
+    let silent = task.clone();
+    let never = silent
+        .pursue(
+            Goal::Latency(1.0),
+            || loop {
+                std::thread::park()
+            },
+            1,
+            |_| {},
+        )
+        .unwrap();
+    let panics = silent.pursue(Goal::Latency(1.0), || panic!("no figure"), 1, |_| {}).unwrap();
+    let begun = Instant::now();
+    let block = Datablock::from_slice(t, &vec![1f32; N]).unwrap();
+    let done = |p: &forebay::place::Pursuit| p.log().iter().any(|d| d.action == Some(Action::Fidelity(2)));
+    let met = |p: &forebay::place::Pursuit| p.log().last().is_some_and(|d| d.measured.is_some_and(|m| m > 2000.0));
+    while begun.elapsed() < Duration::from_secs(30) && !(done(&pursuit) && met(&pursuit)) {
+        let all: Vec<_> = (0..4).map(|_| task.spawn(std::slice::from_ref(&block)).unwrap()).collect();
+        for p in all {
+            p.wait().unwrap();
+            counter.add(1);
+        }
+    }
+    let actions: Vec<_> = pursuit.log().iter().filter_map(|d| d.action).take(3).collect();
+    assert_eq!(actions, [Action::Spread(2), Action::Fidelity(1), Action::Fidelity(2)], "{:?}", pursuit.log());
+    assert!(met(&pursuit), "{:?}", pursuit.log().last());
+    for other in [never, panics] {
+        let log = other.log();
+        assert!(!log.is_empty() && log.iter().all(|d| d.action.is_none() && d.why.contains("says nothing")), "{log:?}");
+    }
+}

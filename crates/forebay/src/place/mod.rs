@@ -6,13 +6,17 @@
 //! explains all of it.
 
 mod adapt;
+mod goal;
 mod load;
 mod model;
 mod stability;
 mod store;
+mod stub;
 
 pub(crate) use adapt::{Adapt, Situation};
+pub use goal::{Action, Counter, Decision, Goal, Optimizer, PERIOD, Pursuit};
 pub(crate) use load::Load;
 pub use model::{ENOUGH, Model, Prediction, Sample};
 pub use stability::Stability;
 pub use store::{Entry, Models};
+pub use stub::{Accelerated, Difference, Pending};

@@ -1,0 +1,351 @@
+//! Goals: what a program wants to reach, and what is done about it.
+//!
+//! Every half second the tracker's figure is compared with the goal. While it is missed, in this order: another lane (so that
+//! more devices or cores work), a larger share from the service, and last a call that asks the program to lower its fidelity.
+//! While it is exceeded by a fifth, the same in reverse. After each step a period passes, to see what it did. A step that did
+//! not help within two periods is not blamed: the next one is taken, until there is none. Everything is told.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use forebay_proto::client::Connection;
+use forebay_proto::wire::{Class, Request};
+
+use super::stub::Accelerated;
+
+/// Between two looks.
+pub const PERIOD: Duration = Duration::from_millis(500);
+/// A goal is exceeded when it is by this part: less would go back and forth.
+const ROOM: f64 = 0.2;
+/// Points of a share that are asked for at a time.
+const POINTS: u8 = 10;
+/// The largest share that is asked for.
+const MAX_SHARE: u8 = 90;
+/// Lines of the log that are kept.
+const MAX_LOG: usize = 1000;
+
+/// What a program wants.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Goal {
+    /// At least so much in a second, of whatever the tracker counts.
+    Throughput(f64),
+    /// At most so long for a call, in seconds, as the tracker measures it.
+    Latency(f64),
+    /// All of the work, of which the tracker says the part that is done (0 to 1), within this time from now.
+    Deadline(Duration),
+}
+
+/// What is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Work on so many lanes.
+    Spread(usize),
+    /// Ask for this share, percent; 0 for none of its own.
+    Share(u8),
+    /// Ask the program for this fidelity: 0 is the best, each more is lower.
+    Fidelity(u32),
+}
+
+/// A decision, and why.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Decision {
+    /// Since the beginning.
+    pub at: Duration,
+    /// What the tracker said.
+    pub measured: Option<f64>,
+    /// What is done; nothing, if there is nothing to do or that can be done.
+    pub action: Option<Action>,
+    /// In words.
+    pub why: String,
+}
+
+/// Decides; knows no clock and does nothing.
+#[derive(Clone, Debug)]
+pub struct Optimizer {
+    goal: Goal,
+    lanes: usize,
+    max_lanes: usize,
+    share: u8,
+    /// Above this the service said no.
+    max_share: u8,
+    fidelity: u32,
+    max_fidelity: u32,
+    acted: bool,
+}
+
+impl Optimizer {
+    /// For a goal; from one lane up to `max_lanes`, shares if `shares`, and fidelity down to `max_fidelity`.
+    pub fn new(goal: Goal, max_lanes: usize, shares: bool, max_fidelity: u32) -> Self {
+        let max_share = if shares { MAX_SHARE } else { 0 };
+        Optimizer { goal, lanes: 1, max_lanes, share: 0, max_share, fidelity: 0, max_fidelity, acted: false }
+    }
+
+    /// How well the goal is met: 1 is exactly, more is better.
+    fn met(&self, now: Duration, measured: f64) -> f64 {
+        match self.goal {
+            Goal::Throughput(want) => measured / want,
+            Goal::Latency(want) => want / measured,
+            Goal::Deadline(by) => measured * by.as_secs_f64() / now.as_secs_f64().max(1e-9),
+        }
+    }
+
+    /// The service refused a share.
+    pub fn refused(&mut self, share: u8) {
+        self.max_share = share.saturating_sub(1);
+        self.share = self.share.min(share.saturating_sub(POINTS));
+    }
+
+    /// What to do, half a second after the last time.
+    pub fn step(&mut self, now: Duration, measured: Option<f64>) -> Decision {
+        let decide = |action, why: String| Decision { at: now, measured, action, why };
+        let Some(value) = measured else { return decide(None, "the tracker says nothing".into()) };
+        let met = self.met(now, value);
+        if !met.is_finite() || value < 0.0 {
+            return decide(None, format!("the tracker says {value}, which is no figure"));
+        }
+        if std::mem::take(&mut self.acted) {
+            return decide(None, format!("{:.0} % of the goal; waiting to see what the last step does", met * 100.0));
+        }
+        let reached = format!("{:.0} % of the goal", met * 100.0);
+        let (action, why) = if met < 1.0 {
+            if self.lanes < self.max_lanes {
+                self.lanes += 1;
+                (Some(Action::Spread(self.lanes)), format!("{reached}: more is done side by side"))
+            } else if self.share + POINTS <= self.max_share {
+                self.share += POINTS;
+                (Some(Action::Share(self.share)), format!("{reached} with every lane: a larger share"))
+            } else if self.fidelity < self.max_fidelity {
+                self.fidelity += 1;
+                (
+                    Some(Action::Fidelity(self.fidelity)),
+                    format!("{reached}, and no larger share is to be had: lower fidelity"),
+                )
+            } else {
+                (None, format!("{reached}, and nothing is left to do"))
+            }
+        } else if met > 1.0 + ROOM {
+            if self.fidelity > 0 {
+                self.fidelity -= 1;
+                (Some(Action::Fidelity(self.fidelity)), format!("{reached}: higher fidelity"))
+            } else if self.share > 0 {
+                self.share -= POINTS;
+                (Some(Action::Share(self.share)), format!("{reached}: a smaller share is enough"))
+            } else if self.lanes > 1 {
+                self.lanes -= 1;
+                (Some(Action::Spread(self.lanes)), format!("{reached}: fewer lanes are enough"))
+            } else {
+                (None, format!("{reached}, with as little as there is"))
+            }
+        } else {
+            (None, format!("{reached}: as it should be"))
+        };
+        self.acted = action.is_some();
+        decide(action, why)
+    }
+}
+
+/// Counts what a program does, for goals of throughput.
+#[derive(Clone, Default)]
+pub struct Counter(Arc<AtomicU64>);
+
+impl Counter {
+    /// So much more is done.
+    pub fn add(&self, n: u64) {
+        self.0.fetch_add(n, Ordering::Relaxed);
+    }
+
+    /// A tracker of what is added in a second.
+    pub fn per_second(&self) -> impl FnMut() -> f64 + Send + 'static {
+        let count = self.0.clone();
+        let mut last = (Instant::now(), count.load(Ordering::Relaxed));
+        move || {
+            let now = (Instant::now(), count.load(Ordering::Relaxed));
+            let rate = (now.1 - last.1) as f64 / (now.0 - last.0).as_secs_f64();
+            last = now;
+            rate
+        }
+    }
+}
+
+/// A goal that is being pursued; dropping it ends that.
+pub struct Pursuit {
+    stop: Arc<AtomicBool>,
+    log: Arc<Mutex<Vec<Decision>>>,
+}
+
+impl Pursuit {
+    /// The decisions so far, the last thousand of them.
+    pub fn log(&self) -> Vec<Decision> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Drop for Pursuit {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// What the tracker said last; it is asked by a thread of its own, for it may never answer.
+#[derive(Default)]
+struct Answer {
+    value: Mutex<Option<f64>>,
+}
+
+/// Asks for a share of this process's own.
+fn share(percent: u8) -> Request {
+    let class = if percent == 0 { Class::Normal } else { Class::Custom(u32::from(percent) * 10_000) };
+    Request::Set { pid: std::process::id(), class: Some(class), nice: None }
+}
+
+impl Accelerated {
+    /// Pursues a goal from now on: `tracker` is asked every half second (a panic, no answer and no number count as nothing
+    /// said), `fidelity` is called with the level that the program should work at, from 0 (best) to `lowest`.
+    ///
+    /// # Errors
+    /// [`std::io::Error`] when no thread can be started.
+    pub fn pursue(
+        &self,
+        goal: Goal,
+        mut tracker: impl FnMut() -> f64 + Send + 'static,
+        lowest: u32,
+        mut fidelity: impl FnMut(u32) + Send + 'static,
+    ) -> std::io::Result<Pursuit> {
+        let (stop, log) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
+        let answer = Arc::new(Answer::default());
+        let asks = {
+            let (stop, answer) = (stop.clone(), answer.clone());
+            move || {
+                while !stop.load(Ordering::Relaxed) {
+                    std::thread::sleep(PERIOD);
+                    let said = std::panic::catch_unwind(std::panic::AssertUnwindSafe(&mut tracker)).ok();
+                    *answer.value.lock().unwrap_or_else(PoisonError::into_inner) = said;
+                }
+            }
+        };
+        std::thread::Builder::new().name("forebay-tracker".into()).spawn(asks)?;
+        let service = Connection::open("forebay goal").ok();
+        let mut optimizer = Optimizer::new(goal, self.lanes().1, service.is_some(), lowest);
+        self.spread(1);
+        let pursues = {
+            let (task, stop, log) = (self.clone(), stop.clone(), log.clone());
+            move || {
+                let begun = Instant::now();
+                loop {
+                    std::thread::sleep(PERIOD);
+                    if stop.load(Ordering::Relaxed) {
+                        // What was asked for is given back.
+                        if let Some(s) = service.filter(|_| optimizer.share > 0) {
+                            let _ = s.ask(&share(0));
+                        }
+                        return;
+                    }
+                    let said = answer.value.lock().unwrap_or_else(PoisonError::into_inner).take();
+                    let mut decision = optimizer.step(begun.elapsed(), said);
+                    match decision.action {
+                        Some(Action::Spread(n)) => task.spread(n),
+                        Some(Action::Share(percent)) => {
+                            if let Some(Err(e)) = service.as_ref().map(|s| s.ask(&share(percent))) {
+                                optimizer.refused(percent);
+                                decision.why.push_str(&format!("; refused: {e}"));
+                                decision.action = None;
+                            }
+                        }
+                        Some(Action::Fidelity(level)) => {
+                            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| fidelity(level)));
+                        }
+                        None => {}
+                    }
+                    let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
+                    if log.len() == MAX_LOG {
+                        log.remove(0);
+                    }
+                    log.push(decision);
+                }
+            }
+        };
+        std::thread::Builder::new().name("forebay-goal".into()).spawn(pursues)?;
+        Ok(Pursuit { stop, log })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(i: u64) -> Duration {
+        PERIOD * (i as u32 + 1)
+    }
+
+    /// What is done while the tracker says what `measured` gives for the optimizer's state.
+    fn run(o: &mut Optimizer, periods: u64, measured: impl Fn(usize, u8, u32) -> f64) -> Vec<Action> {
+        (0..periods).filter_map(|i| o.step(at(i), Some(measured(o.lanes, o.share, o.fidelity))).action).collect()
+    }
+
+    #[test]
+    fn lanes_then_shares_then_fidelity_and_back_again() {
+        let mut o = Optimizer::new(Goal::Throughput(100.0), 2, true, 2);
+        // A lane gives 20, a tenth of the machine 5, a step of fidelity 10: it is never enough.
+        let rate = |lanes: usize, share: u8, fidelity: u32| {
+            20.0 * lanes as f64 + f64::from(share) / 2.0 + 10.0 * f64::from(fidelity)
+        };
+        let done = run(&mut o, 30, |l, s, f| rate(l, s, f).min(99.0));
+        let mut wanted = vec![Action::Spread(2)];
+        wanted.extend((1..=9).map(|n| Action::Share(n * 10)));
+        wanted.extend([Action::Fidelity(1), Action::Fidelity(2)]);
+        assert_eq!(done, wanted);
+        assert!(o.step(at(40), Some(99.0)).why.contains("nothing is left"));
+        let back = run(&mut o, 40, |_, _, _| 500.0);
+        wanted.clear();
+        wanted.extend([Action::Fidelity(1), Action::Fidelity(0)]);
+        wanted.extend((0..9).rev().map(|n| Action::Share(n * 10)));
+        wanted.push(Action::Spread(1));
+        assert_eq!(back, wanted);
+    }
+
+    #[test]
+    fn it_stops_where_the_goal_is_met_and_does_not_go_back_and_forth() {
+        let mut o = Optimizer::new(Goal::Latency(0.010), 4, false, 3);
+        // Two lanes are just enough.
+        let done = run(&mut o, 50, |lanes, _, _| 0.019 / lanes as f64);
+        assert_eq!(done, [Action::Spread(2)]);
+    }
+
+    #[test]
+    fn a_share_that_is_refused_is_not_asked_for_again() {
+        let mut o = Optimizer::new(Goal::Throughput(100.0), 1, true, 1);
+        let mut asked = Vec::new();
+        for i in 0..20 {
+            match o.step(at(i), Some(50.0)).action {
+                Some(Action::Share(30)) => {
+                    asked.push(30);
+                    o.refused(30);
+                }
+                Some(Action::Share(n)) => asked.push(n),
+                Some(Action::Fidelity(1)) => asked.push(100),
+                _ => {}
+            }
+        }
+        assert_eq!(asked, [10, 20, 30, 100]);
+    }
+
+    #[test]
+    fn deadlines_count_what_is_done() {
+        let mut o = Optimizer::new(Goal::Deadline(Duration::from_secs(10)), 3, false, 0);
+        // A fifth after a tenth of the time: enough, and too much.
+        assert_eq!(o.step(Duration::from_secs(1), Some(0.2)).action, None);
+        assert_eq!(o.step(Duration::from_secs(5), Some(0.4)).action, Some(Action::Spread(2)));
+    }
+
+    #[test]
+    fn what_is_no_figure_changes_nothing_and_is_told() {
+        let mut o = Optimizer::new(Goal::Throughput(1.0), 3, true, 3);
+        for said in [None, Some(f64::NAN), Some(f64::INFINITY), Some(-1.0)] {
+            let d = o.step(at(0), said);
+            assert!(d.action.is_none() && d.why.contains("the tracker says"), "{d:?}");
+        }
+        let mut l = Optimizer::new(Goal::Latency(1.0), 3, true, 3);
+        assert!(l.step(at(0), Some(0.0)).why.contains("no figure"));
+    }
+}

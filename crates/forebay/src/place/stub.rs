@@ -1,0 +1,279 @@
+//! One task by itself: the program calls it like a function, and each call is done where it is predicted to end first.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::block::Datablock;
+use crate::error::{Error, Result};
+use crate::graph::{Drain, Feed, Graph, Impl, PortKind, Task};
+use crate::run::{Running, Runtime, TaskStats};
+use crate::template::{Elem, Template};
+
+/// Calls that may be in flight on one lane: more would make predictions stale before they are used.
+const IN_FLIGHT: usize = 2;
+/// Most lanes.
+const MAX_LANES: usize = 16;
+
+/// A task that the program calls; made by [`Runtime::accelerate`].
+///
+/// Calls are done side by side on as many lanes as [`Accelerated::spread`] says: each lane is a copy of the task, and each
+/// of its calls goes to the device that is predicted to end it first.
+#[derive(Clone)]
+pub struct Accelerated(Arc<Inner>);
+
+struct Inner {
+    name: String,
+    inputs: Vec<Template>,
+    lanes: Vec<Lane>,
+    active: AtomicUsize,
+}
+
+struct Lane {
+    run: Running,
+    feeds: Vec<Feed>,
+    drains: Vec<Drain>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Calls so far, and how many of them have come back.
+    sent: u64,
+    received: u64,
+    /// Results that nobody has fetched yet.
+    kept: HashMap<u64, Result<Vec<Datablock>>>,
+    /// Calls whose results nobody wants.
+    dropped: HashSet<u64>,
+}
+
+/// A call under way. Dropping it lets the call go on and its results go.
+#[must_use = "results are had by waiting"]
+pub struct Pending {
+    of: Arc<Inner>,
+    lane: usize,
+    number: u64,
+    fetched: bool,
+}
+
+/// How far an implementation's output is from that of the first one.
+#[derive(Clone, Debug)]
+pub struct Difference {
+    /// The implementation.
+    pub implementation: String,
+    /// The output port.
+    pub output: String,
+    /// The largest difference of two elements, as a part of the larger one (for integers: 0 or at least 1).
+    pub largest: f64,
+    /// Where that is.
+    pub at: usize,
+}
+
+impl Lane {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the next results in; waits for them.
+    fn receive(&self, state: &mut State) {
+        let results: Result<Vec<Datablock>> = self.drains.iter().map(|d| self.run.pull(*d)).collect();
+        let number = state.received;
+        state.received += 1;
+        if !state.dropped.remove(&number) {
+            state.kept.insert(number, results);
+        }
+    }
+}
+
+fn lane(rt: &Runtime, task: Task) -> Result<Lane> {
+    let ins: Vec<String> =
+        task.inputs.iter().filter(|p| p.kind != PortKind::Initializer).map(|p| p.name.clone()).collect();
+    let outs: Vec<String> = task.outputs.iter().map(|p| p.name.clone()).collect();
+    let mut graph = Graph::new(task.name().to_owned());
+    let id = graph.add(task)?;
+    let feeds = ins.iter().map(|p| graph.feed((id, p), IN_FLIGHT)).collect::<Result<_>>()?;
+    let drains = outs.iter().map(|p| graph.drain((id, p), IN_FLIGHT)).collect::<Result<_>>()?;
+    Ok(Lane { run: rt.start(graph)?, feeds, drains, state: Mutex::default() })
+}
+
+impl Runtime {
+    /// Makes a task that the program calls by itself. `task` is called once for each lane, of which there may be `lanes`.
+    ///
+    /// # Errors
+    /// Mistakes in the task; no implementation for any device of this runtime; [`Error::Size`] for no lanes or more than 16.
+    pub fn accelerate(&self, lanes: usize, task: impl Fn() -> Task) -> Result<Accelerated> {
+        if !(1..=MAX_LANES).contains(&lanes) {
+            let why = format!("{lanes} lanes; 1 to {MAX_LANES} are possible");
+            return Err(Error::Size { what: "accelerate".into(), why });
+        }
+        let first = task();
+        let inputs = first.inputs.iter().filter(|p| p.kind != PortKind::Initializer).map(|p| p.template).collect();
+        let name = first.name().to_owned();
+        let mut all = vec![lane(self, first)?];
+        for _ in 1..lanes {
+            all.push(lane(self, task())?);
+        }
+        Ok(Accelerated(Arc::new(Inner { name, inputs, lanes: all, active: AtomicUsize::new(lanes) })))
+    }
+
+    /// Runs every implementation of a task that this runtime has a device for on the same inputs, and says how far each is
+    /// from the first. Whether that is near enough the caller knows.
+    ///
+    /// # Errors
+    /// As [`Runtime::accelerate`]; an implementation that fails.
+    pub fn verify(&self, task: impl Fn() -> Task, inputs: &[Datablock]) -> Result<Vec<Difference>> {
+        let mut reference: Option<Vec<Datablock>> = None;
+        let mut all = Vec::new();
+        for i in 0..task().impls.len() {
+            let mut one = task();
+            let only = one.impls.swap_remove(i);
+            let there = match &only {
+                Impl::Host(_) => true,
+                Impl::Kernels(kind, _) => self.devices().iter().any(|(_, k)| k == kind),
+            };
+            if !there {
+                continue;
+            }
+            let implementation = only.describe();
+            one.impls = vec![only];
+            let ports: Vec<String> = one.outputs.iter().map(|p| p.name.clone()).collect();
+            let lane = lane(self, one)?;
+            for (feed, block) in lane.feeds.iter().zip(inputs) {
+                lane.run.push(*feed, block.clone())?;
+            }
+            let outputs = lane.drains.iter().map(|d| lane.run.pull(*d)).collect::<Result<Vec<_>>>()?;
+            match &reference {
+                None => reference = Some(outputs),
+                Some(first) => {
+                    for ((port, a), b) in ports.into_iter().zip(first).zip(&outputs) {
+                        let (largest, at) = distance(a, b)?;
+                        all.push(Difference { implementation: implementation.clone(), output: port, largest, at });
+                    }
+                }
+            }
+        }
+        Ok(all)
+    }
+}
+
+/// The largest difference of elements of two blocks of one template.
+fn distance(a: &Datablock, b: &Datablock) -> Result<(f64, usize)> {
+    let (x, y) = (a.host_bytes()?, b.host_bytes()?);
+    if x.len() != y.len() {
+        return Ok((f64::INFINITY, x.len().min(y.len())));
+    }
+    fn floats<T: bytemuck::Pod + Into<f64>>(x: &[u8], y: &[u8]) -> (f64, usize) {
+        let of =
+            |b: &[u8]| b.chunks_exact(size_of::<T>()).map(|c| bytemuck::pod_read_unaligned::<T>(c).into()).collect();
+        let (x, y): (Vec<f64>, Vec<f64>) = (of(x), of(y));
+        let pairs = x.iter().zip(&y).map(|(a, b)| {
+            let same = a == b || (a.is_nan() && b.is_nan());
+            let part = (a - b).abs() / a.abs().max(b.abs());
+            if same {
+                0.0
+            } else if part.is_nan() {
+                f64::INFINITY
+            } else {
+                part
+            }
+        });
+        let largest = pairs.enumerate().max_by(|a, b| a.1.total_cmp(&b.1));
+        largest.map_or((0.0, 0), |(at, d)| (d, at))
+    }
+    Ok(match a.template().elem {
+        Elem::F32 => floats::<f32>(x, y),
+        Elem::F64 => floats::<f64>(x, y),
+        other => match x.iter().zip(y).position(|(a, b)| a != b) {
+            Some(at) => (1.0, at / other.size().max(1)),
+            None => (0.0, 0),
+        },
+    })
+}
+
+impl Accelerated {
+    /// Calls the task and waits for its outputs, in the order of their ports. Inputs are in the order of theirs.
+    ///
+    /// # Errors
+    /// [`Error::Block`] for inputs that are not the ports'; what the task fails with, once no implementation is left.
+    pub fn call(&self, inputs: &[Datablock]) -> Result<Vec<Datablock>> {
+        self.spawn(inputs)?.wait()
+    }
+
+    /// Calls the task; its outputs come later. Waits while every lane has as many calls in flight as it may.
+    ///
+    /// # Errors
+    /// As [`Accelerated::call`].
+    pub fn spawn(&self, inputs: &[Datablock]) -> Result<Pending> {
+        let inner = &self.0;
+        let wanted = inner.inputs.len();
+        if inputs.len() != wanted {
+            let block = format!("{} inputs of {:?}", inputs.len(), inner.name);
+            return Err(Error::Block { block, want: format!("{wanted} of them") });
+        }
+        // All or none: a lane must not be left with half of its inputs.
+        for (i, (block, want)) in inputs.iter().zip(&inner.inputs).enumerate() {
+            if block.template() != *want {
+                let block = format!("input {i} of {:?}: {}", inner.name, block.template());
+                return Err(Error::Block { block, want: want.to_string() });
+            }
+        }
+        // The lane with the fewest calls.
+        let active = inner.active.load(Ordering::Relaxed);
+        let waiting = |l: &Lane| l.state.try_lock().map_or(u64::MAX, |s| s.sent - s.received);
+        let at = (0..active).min_by_key(|&i| waiting(&inner.lanes[i])).unwrap_or(0);
+        let lane = &inner.lanes[at];
+        let mut state = lane.lock();
+        while state.sent - state.received >= IN_FLIGHT as u64 {
+            lane.receive(&mut state);
+        }
+        for (feed, block) in lane.feeds.iter().zip(inputs) {
+            lane.run.push(*feed, block.clone())?;
+        }
+        let number = state.sent;
+        state.sent += 1;
+        Ok(Pending { of: inner.clone(), lane: at, number, fetched: false })
+    }
+
+    /// How many calls at most are done side by side, from 1 to the lanes that there are.
+    pub fn spread(&self, lanes: usize) {
+        self.0.active.store(lanes.clamp(1, self.0.lanes.len()), Ordering::Relaxed);
+    }
+
+    /// How many calls at most are done side by side now, and how many could be.
+    pub fn lanes(&self) -> (usize, usize) {
+        (self.0.active.load(Ordering::Relaxed), self.0.lanes.len())
+    }
+
+    /// The task's numbers, for each lane.
+    pub fn stats(&self) -> Vec<TaskStats> {
+        self.0.lanes.iter().flat_map(|l| l.run.snapshot().tasks).collect()
+    }
+}
+
+impl Pending {
+    /// Waits for the outputs.
+    ///
+    /// # Errors
+    /// As [`Accelerated::call`].
+    pub fn wait(mut self) -> Result<Vec<Datablock>> {
+        let lane = &self.of.lanes[self.lane];
+        let mut state = lane.lock();
+        while state.received <= self.number {
+            lane.receive(&mut state);
+        }
+        self.fetched = true;
+        let missing = || Err(Error::NoSuch { what: "result", graph: self.of.name.clone() });
+        state.kept.remove(&self.number).unwrap_or_else(missing)
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        if !self.fetched {
+            let mut state = self.of.lanes[self.lane].lock();
+            if state.kept.remove(&self.number).is_none() && state.received <= self.number {
+                state.dropped.insert(self.number);
+            }
+        }
+    }
+}
