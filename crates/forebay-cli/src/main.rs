@@ -4,7 +4,9 @@ mod bench;
 mod demo;
 mod doctor;
 mod graph;
+mod model;
 mod perfetto;
+mod plot;
 mod service;
 mod sharing;
 mod workloads;
@@ -49,6 +51,11 @@ enum Command {
     Suspend(service::set::Pids),
     /// Let suspended programs go on
     Resume(service::set::Pids),
+    /// Show, draw or forget what adaptive placement has learned
+    Model {
+        #[command(subcommand)]
+        model: model::ModelCommand,
+    },
     /// Measure Forebay against its peers
     Bench {
         #[command(subcommand)]
@@ -79,6 +86,7 @@ fn main() -> ExitCode {
         Command::Set(o) => service::set::run(&o),
         Command::Suspend(o) => service::set::suspend(&o),
         Command::Resume(o) => service::set::resume(&o),
+        Command::Model { model } => model::run(&model),
         Command::Bench { bench, output } => bench::run(&bench, &output),
     };
     match result {

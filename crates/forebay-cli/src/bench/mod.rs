@@ -3,7 +3,6 @@
 mod conformance;
 mod dispatch;
 mod gesture;
-mod plot;
 mod ptask;
 mod report;
 mod resident;
@@ -14,7 +13,7 @@ mod transfer;
 
 use std::path::PathBuf;
 
-pub use plot::bytes;
+pub use crate::plot::bytes;
 
 use schema::{Machine, Report};
 

@@ -412,7 +412,7 @@ impl Runtime {
         }
         let described = |kind: Kind| {
             let of = kernels.iter().filter(|(k, _)| *k == kind).flat_map(|(_, l)| l);
-            of.flat_map(|l| format!("{:?} {} {:?}\n", l.source, l.entry, l.geometry).into_bytes()).collect::<Vec<u8>>()
+            of.flat_map(|l| format!("{:?} {}\n", l.source, l.entry).into_bytes()).collect::<Vec<u8>>()
         };
         let mut imps: Few<(usize, Imp)> = Few::new();
         for d in &rt.devices {

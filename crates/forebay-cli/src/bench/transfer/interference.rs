@@ -12,8 +12,8 @@ use forebay::transfer::{Budget, Direction, Engine, Host, Pinned, RealTime, Strea
 
 use super::load::{Load, Running};
 use super::ways;
-use crate::bench::plot;
 use crate::bench::schema::{Row, quantile};
+use crate::plot;
 
 /// A control message, a camera line, an image.
 const SIZES: [usize; 3] = [4 << 10, 64 << 10, 1 << 20];

@@ -11,8 +11,8 @@ use forebay::hal::{Buffer, Device, Queue};
 use forebay::transfer::{CALIBRATION, Curves, Direction, Engine, Host, Method, Pinned, Stream, Way};
 use forebay::{Kind, Result};
 
-use super::plot::{self, Series};
 use super::schema::{Row, median};
+use crate::plot::{self, Series};
 
 /// Sizes: powers of two from 8 B to 256 MiB.
 const SIZES: std::ops::RangeInclusive<u32> = 3..=28;

@@ -1,0 +1,120 @@
+//! All workloads on real input, at three sizes, for whoever wants to place them.
+
+use forebay::{Datablock, Task, Template};
+
+use super::{dxt, grep, histogram, lbm, particles};
+
+/// A picture, as a camera took it (data/README.md has its origin).
+const PICTURE: &[u8] = include_bytes!("../../../../data/aloe/aloeL.jpg");
+/// A text for whoever has none on the machine.
+const TEXT: &str = include_str!("../../../../ARCHITECTURE.md");
+/// Longer texts, if the machine has them.
+const TEXTS: [&str; 2] = ["/usr/share/common-licenses/GPL-3", "/usr/share/common-licenses/GFDL-1.3"];
+
+/// A workload at a size.
+pub struct Work {
+    /// Its name.
+    pub name: &'static str,
+    /// Makes the task.
+    pub task: Box<dyn Fn() -> Task>,
+    /// What comes in.
+    pub inputs: Vec<Datablock>,
+    /// How far implementations may be apart, as a part of the larger value.
+    pub tolerance: f64,
+}
+
+/// Text of exactly `n` bytes.
+fn text(n: usize) -> Vec<u8> {
+    let mut all: Vec<u8> = TEXTS.iter().filter_map(|p| std::fs::read(p).ok()).flatten().collect();
+    if all.is_empty() {
+        all = TEXT.as_bytes().to_vec();
+    }
+    all.iter().copied().cycle().take(n).collect()
+}
+
+/// The picture as RGBA, repeated to `wide` × `high` pixels.
+fn picture(wide: usize, high: usize) -> forebay::Result<Vec<u8>> {
+    let wrong = |e: image::ImageError| forebay::Error::Size { what: "picture".into(), why: e.to_string() };
+    let p = image::load_from_memory(PICTURE).map_err(wrong)?.to_rgba8();
+    let (w, h) = (p.width() as usize, p.height() as usize);
+    let row = |y: usize| (0..wide).map(move |x| (x % w, y % h));
+    Ok((0..high).flat_map(row).flat_map(|(x, y)| p.get_pixel(x as u32, y as u32).0).collect())
+}
+
+/// The workloads; `scale` is 1, 2 or 4: so many times the data.
+pub fn all(scale: usize) -> forebay::Result<Vec<Work>> {
+    let bytes = |data: &[u8]| Datablock::from_slice(Template::array::<u8>([data.len()]), data);
+    let floats = |data: &[f32]| Datablock::from_slice(Template::array::<f32>([data.len()]), data);
+    let mut out = Vec::new();
+    let mut add = |name, task: Box<dyn Fn() -> Task>, input: Datablock, tolerance| {
+        out.push(Work { name, task, inputs: vec![input], tolerance });
+    };
+    let n = scale << 20;
+    add("histogram", Box::new(move || histogram::task(n)), bytes(&picture(256, n / 1024)?)?, 0.0);
+    add("grep", Box::new(move || grep::task(n)), bytes(&text(n))?, 0.0);
+    let (wide, high) = (128, 64 * scale);
+    add("dxt", Box::new(move || dxt::task(wide, high)), bytes(&picture(wide * 4, high * 4)?)?, 0.0);
+    let (w, h) = (256, 128 * scale);
+    add("lbm", Box::new(move || lbm::task(w, h)), floats(&lbm::ripple(w, h))?, 1e-4);
+    let side = [5, 6, 8][scale.ilog2().min(2) as usize];
+    add("particles", Box::new(move || particles::task(side)), floats(&particles::strewn(side))?, 1e-3);
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay::{Kind, Mode, Runtime};
+
+    #[test]
+    fn every_device_gives_the_same() {
+        let Ok(rt) = Runtime::builder().mode(Mode::FirstAvailable).service(false).only(Kind::OpenCl) else {
+            eprintln!("skipped: no OpenCL here");
+            return;
+        };
+        let rt = rt.build().unwrap();
+        for w in all(1).unwrap() {
+            let found = rt.verify(&w.task, &w.inputs).unwrap();
+            assert!(!found.is_empty(), "{}", w.name);
+            for d in found {
+                assert!(d.largest <= w.tolerance, "{}: {d:?}", w.name);
+            }
+        }
+    }
+
+    #[test]
+    fn what_they_compute_is_right() {
+        let rt = Runtime::builder().cpu_only().build().unwrap();
+        for w in all(1).unwrap() {
+            let out = rt.accelerate(1, &w.task).unwrap().call(&w.inputs).unwrap();
+            match w.name {
+                "histogram" => {
+                    let sum: u32 = out[0].as_slice::<u32>().unwrap().iter().sum();
+                    assert_eq!(sum, 1 << 20);
+                }
+                "grep" => {
+                    let text = w.inputs[0].as_slice::<u8>().unwrap();
+                    let wanted = text.windows(4).filter(|w| *w == grep::WORD).count() as u32;
+                    assert!(wanted > 100);
+                    assert_eq!(out[0].as_slice::<u32>().unwrap().iter().sum::<u32>(), wanted);
+                }
+                "lbm" => {
+                    // Mass stays.
+                    let mass = |b: &Datablock| b.as_slice::<f32>().unwrap().iter().map(|v| f64::from(*v)).sum::<f64>();
+                    assert!((mass(&out[0]) / mass(&w.inputs[0]) - 1.0).abs() < 1e-5);
+                }
+                "dxt" => {
+                    // Pixels come back near where they were: no farther than the box is wide.
+                    let (rgba, blocks) = (w.inputs[0].as_slice::<u8>().unwrap(), out[0].as_slice::<u32>().unwrap());
+                    let green = (blocks[0] >> 5 & 63) << 2;
+                    let most = (0..16).map(|p| rgba[((p / 4) * 512 + p % 4) * 4 + 1]).max().unwrap();
+                    assert_eq!(green, u32::from(most) >> 2 << 2);
+                }
+                _ => {
+                    // Forces within a pair are opposite: with all charges equal they would add up to nothing.
+                    assert!(out[0].as_slice::<f32>().unwrap().iter().all(|f| f.is_finite()));
+                }
+            }
+        }
+    }
+}
