@@ -79,7 +79,7 @@ fn show(task: Option<&str>, json: bool) {
         return;
     }
     if all.is_empty() {
-        crate::say(&format!("Nothing has been learned yet: programs with Mode::Adaptive do that while they run."));
+        crate::say("Nothing has been learned yet: programs with Mode::Adaptive do that while they run.");
     }
     for e in all {
         let m = model(&e);

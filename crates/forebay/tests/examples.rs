@@ -23,3 +23,4 @@ example!(transfer, "../../../examples/7_transfer.rs");
 example!(resident, "../../../examples/8_resident.rs");
 example!(resident_bfs, "../../../examples/9_resident_bfs.rs");
 example!(device_heap, "../../../examples/10_device_heap.rs");
+example!(placement, "../../../examples/11_placement.rs");

@@ -3,6 +3,7 @@
 mod conformance;
 mod dispatch;
 mod gesture;
+mod placement;
 mod ptask;
 mod report;
 mod resident;
@@ -76,6 +77,11 @@ pub enum Bench {
         #[arg(long)]
         device: Option<forebay::Kind>,
     },
+    /// Adaptive placement: what a decision costs, how good predictions are, and what it gains under load
+    Placement,
+    /// One of the programs that are alike of `bench placement`
+    #[command(hide = true)]
+    PlacementAlike,
     /// The resident grid: round trips, throughput, searches, the heap, tasks that make tasks (on the CPU, so far)
     Resident,
     /// Every way of moving bytes between host and device, at every size, alone and under interference
@@ -126,6 +132,8 @@ pub fn run(bench: &Bench, output: &Output) -> Result<(), String> {
         Bench::Fusion { device } => Report::new("fusion", ptask::chains(*device).map_err(text)?),
         Bench::Schedulers => Report::new("schedulers", schedulers::run().map_err(text)?),
         Bench::Sharing { device } => Report::new("sharing", sharing::run(*device)?),
+        Bench::Placement => Report::new("placement", placement::run()?),
+        Bench::PlacementAlike => return placement::be_alike(),
         Bench::Resident => Report::new("resident", resident::run().map_err(|e| e.to_string())?),
         Bench::TransferLoad { load } => return transfer::load::be(*load),
         Bench::Transfer { device, quick } => {

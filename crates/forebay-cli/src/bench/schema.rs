@@ -84,6 +84,15 @@ impl Row {
         self
     }
 
+    /// With the ratio `ours / peer`, which is to be at least `limit`.
+    pub fn at_least(mut self, peer: &str, limit: f64) -> Self {
+        let theirs = self.peers.get(peer).copied().flatten();
+        self.ratio = self.ours.zip(theirs).map(|(a, b)| a / b);
+        self.target = format!("ours / {peer} ≥ {limit}");
+        self.met = self.ratio.map(|r| r >= limit);
+        self
+    }
+
     /// With the ratio `peer / ours`, which is to be at least `limit`.
     pub fn faster_than(mut self, peer: &str, limit: f64) -> Self {
         let theirs = self.peers.get(peer).copied().flatten();

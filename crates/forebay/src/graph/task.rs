@@ -352,6 +352,12 @@ impl Task {
         self
     }
 
+    /// Leaves out the implementations for which `keep` is false.
+    pub fn keep(mut self, keep: impl Fn(&Impl) -> bool) -> Self {
+        self.impls.retain(keep);
+        self
+    }
+
     /// Iteration space, instead of the one inferred from the first output (or else input) port's template.
     pub fn geometry(mut self, g: Geometry) -> Self {
         self.geometry = Some(g);

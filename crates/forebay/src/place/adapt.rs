@@ -62,6 +62,10 @@ pub(crate) struct Adapt {
     at: Situation,
     /// What may be spent on measuring, ns.
     budget: f64,
+    /// What was predicted for each device, with copies, under the load of that moment; where it was worth something.
+    predicted: [Option<f64>; MAX_PLACED],
+    /// Predictions that came to be, and the sum of how far they were off, as parts of what it took.
+    errors: (u64, f64),
     /// What was available of each device when the invocation was placed.
     shares: [f64; MAX_PLACED],
 }
@@ -79,6 +83,8 @@ impl Adapt {
             cores,
             at: Situation::default(),
             budget: 0.0,
+            predicted: [None; MAX_PLACED],
+            errors: (0, 0.0),
             shares: [1.0; MAX_PLACED],
         }
     }
@@ -88,15 +94,21 @@ impl Adapt {
         self.choices.push(Choice { device, name, content, width, refused: None, model, unwritten: 0, since: 0 });
     }
 
+    /// Predictions that came to be, and how far they were off on the average, as a part of what it took.
+    pub(crate) fn accuracy(&self) -> (u64, f64) {
+        (self.errors.0, if self.errors.0 == 0 { 0.0 } else { self.errors.1 / self.errors.0 as f64 })
+    }
+
     /// How often the task's home changed.
     pub(crate) fn moves(&self) -> u64 {
         self.stability.iter().map(Stability::moves).sum()
     }
 
-    fn share(&self, c: &Choice, account: &dyn Fn(usize) -> Option<Arc<Account>>) -> f64 {
+    /// What is available of a device for this task; while it runs there it is counted as busy itself.
+    fn share(&self, c: &Choice, runs: bool, account: &dyn Fn(usize) -> Option<Arc<Account>>) -> f64 {
         let account = account(c.device);
         match c.width {
-            Some(width) => self.load.cpu(self.cores, width, account.as_deref()),
+            Some(width) => self.load.cpu(self.cores, width, if runs { width } else { 0 }, account.as_deref()),
             None => account.map_or(1.0, |a| standing(&a)),
         }
     }
@@ -114,7 +126,7 @@ impl Adapt {
         let mut unknown = [false; MAX_PLACED];
         let mut natural = (f64::INFINITY, 0);
         for c in self.choices.iter().filter(|c| c.refused.is_none()) {
-            let share = self.share(c, account);
+            let share = self.share(c, false, account);
             self.shares[c.device] = share;
             let told = c.model.predict(at.size, at.hint);
             unknown[c.device] = told.is_none() || !c.model.knows(at.size);
@@ -127,6 +139,7 @@ impl Adapt {
         let best = predicted.iter().flatten().map(|p| p.ns).fold(f64::INFINITY, f64::min);
         // What moving costs is staked: the dearest way to where the data is not.
         let stake = self.choices.iter().map(|c| at.copies_ns[c.device]).max().unwrap_or(0);
+        self.predicted = [None; MAX_PLACED];
         let stability = &mut self.stability[natural.1];
         let mut counts = stability.weigh(now_ns, &predicted, stake);
         for c in self.choices.iter().filter(|c| c.refused.is_none()) {
@@ -138,7 +151,10 @@ impl Adapt {
             if unknown[c.device] && (p.ns < HOPELESS * best || best == p.ns) {
                 counts[c.device] = 0;
                 stability.unsettle();
-            } else if (unknown[c.device] || c.since >= STALE) && p.ns < self.budget {
+            } else if !unknown[c.device] {
+                self.predicted[c.device] = Some(p.ns);
+            }
+            if (unknown[c.device] || c.since >= STALE) && p.ns < self.budget {
                 // Perhaps what is known of it was bad luck.
                 counts[c.device] = 0;
             }
@@ -150,8 +166,12 @@ impl Adapt {
     pub(crate) fn took(&mut self, device: usize, ns: u64, account: &dyn Fn(usize) -> Option<Arc<Account>>) {
         let Some(i) = self.choices.iter().position(|c| c.device == device) else { return };
         // The share changes while a long task runs: what it was on the average.
-        let share = (self.shares[device] + self.share(&self.choices[i], account)) / 2.0;
+        let share = (self.shares[device] + self.share(&self.choices[i], true, account)) / 2.0;
         self.budget += BUDGET * ns as f64;
+        if let Some(p) = self.predicted[device] {
+            self.errors.0 += 1;
+            self.errors.1 += (p - ns as f64).abs() / ns.max(1) as f64;
+        }
         for (j, c) in self.choices.iter_mut().enumerate() {
             c.since = if i == j { 0 } else { c.since.saturating_add(1) };
         }
@@ -198,4 +218,24 @@ impl Drop for Adapt {
             }
         }
     }
+}
+
+/// What a decision costs, ns: three devices, warm models, as the runtime makes it.
+#[doc(hidden)]
+pub fn decision_cost(rounds: u32) -> f64 {
+    let (models, load) = (Arc::new(Models::off()), Load::of_process());
+    let mut adapt = Adapt::new("cost", &models, &load, 2, 1);
+    for (d, width) in [(0, Some(1)), (1, Some(2)), (2, None)] {
+        adapt.add(d, format!("device {d}"), Vec::new(), width);
+        for i in 0..40u64 {
+            let size = 1000 << (i % 8);
+            adapt.choices[d].model.record(Sample { size, hint: 0.0, ns: size as f64 * (1.0 + d as f64) });
+        }
+    }
+    let begun = std::time::Instant::now();
+    for i in 0..rounds {
+        let at = Situation { size: 1000 + u64::from(i % 50_000), ..Situation::default() };
+        std::hint::black_box(adapt.weigh(u64::from(i), at, &|_| None));
+    }
+    begun.elapsed().as_nanos() as f64 / f64::from(rounds)
 }

@@ -66,12 +66,14 @@ impl Load {
         }
     }
 
-    /// The part of the CPU that a task which uses `width` of its cores would get of them, above 0 and up to 1.
-    pub(crate) fn cpu(self: &Arc<Self>, cores: usize, width: usize, account: Option<&Account>) -> f64 {
+    /// The part of the CPU that a task which uses `width` of its cores would get of them, above 0 and up to 1. This process's
+    /// other tasks want them, too, on whatever device that is the CPU: all that are counted as busy but `itself`.
+    pub(crate) fn cpu(self: &Arc<Self>, cores: usize, width: usize, itself: usize, account: Option<&Account>) -> f64 {
         self.watch();
         let cores = cores as f64;
         let width = (width as f64).clamp(1.0, cores);
-        let others = self.others.load(Ordering::Relaxed) as f64 / 1000.0;
+        let own = self.own.load(Ordering::Relaxed).saturating_sub(itself as u32);
+        let others = self.others.load(Ordering::Relaxed) as f64 / 1000.0 + f64::from(own);
         let told = account.map_or(1.0, |a| standing(a) * cores / width);
         part(cores, others, width).min(told).clamp(LEAST, 1.0)
     }
@@ -80,6 +82,47 @@ impl Load {
     pub(crate) fn busy(self: &Arc<Self>, width: usize) -> Busy {
         self.own.fetch_add(width as u32, Ordering::Relaxed);
         Busy(self.clone(), width as u32)
+    }
+}
+
+/// The processor as others leave it, for whoever places work on it by other means than a [`crate::Runtime`].
+pub struct Cpu {
+    load: Arc<Load>,
+    account: Option<Account>,
+    cores: usize,
+}
+
+/// Threads of this process that are at work, until it is dropped.
+pub struct Working(#[allow(dead_code, reason = "its end counts")] Busy);
+
+impl Default for Cpu {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Cpu {
+    /// This machine's. With the service's say, if there is a service.
+    pub fn new() -> Self {
+        let account = forebay_proto::client::Session::open("forebay").and_then(|s| Account::cpu(&s)).ok();
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        Cpu { load: Load::of_process(), account, cores }
+    }
+
+    /// Cores.
+    pub fn cores(&self) -> usize {
+        self.cores
+    }
+
+    /// The part of `width` cores that work on them would get now, above 0 and up to 1. `itself` is how many threads that are
+    /// said to be at work are that work's own.
+    pub fn available(&self, width: usize, itself: usize) -> f64 {
+        self.load.cpu(self.cores, width, itself, self.account.as_ref())
+    }
+
+    /// So many threads of this process are at work from now on.
+    pub fn works(&self, width: usize) -> Working {
+        Working(self.load.busy(width))
     }
 }
 
@@ -152,15 +195,18 @@ mod tests {
                 });
             }
             let begun = std::time::Instant::now();
-            while load.cpu(cores, 1, None) > 0.5 && begun.elapsed() < Duration::from_secs(10) {
+            while load.cpu(cores, 1, 0, None) > 0.5 && begun.elapsed() < Duration::from_secs(10) {
                 std::thread::sleep(Duration::from_millis(20));
             }
-            let seen = load.cpu(cores, 1, None);
+            let seen = load.cpu(cores, 1, 0, None);
             stop.store(true, Ordering::Relaxed);
             assert!(seen <= 0.5, "three others for each core, and {seen} are available");
         });
         let own = load.busy(2);
         assert_eq!(load.own.load(Ordering::Relaxed), 2);
+        // Others of its own are load for a task, it itself is none.
+        let (with, without) = (load.cpu(2, 2, 0, None), load.cpu(2, 2, 2, None));
+        assert!(with < without, "{with} {without}");
         drop(own);
         assert_eq!(load.own.load(Ordering::Relaxed), 0);
     }

@@ -13,9 +13,12 @@ mod stability;
 mod store;
 mod stub;
 
+#[doc(hidden)]
+pub use adapt::decision_cost;
 pub(crate) use adapt::{Adapt, Situation};
 pub use goal::{Action, Counter, Decision, Goal, Optimizer, PERIOD, Pursuit};
 pub(crate) use load::Load;
+pub use load::{Cpu, Working};
 pub use model::{ENOUGH, Model, Prediction, Sample};
 pub use stability::Stability;
 pub use store::{Entry, Models};

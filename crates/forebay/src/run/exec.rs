@@ -312,6 +312,9 @@ fn learn(core: &Core, node: &Node, own: &mut Own, device: usize, begun: Option<u
     if let Some(a) = &mut own.adapt {
         a.took(device, end.saturating_sub(begun), &|d| core.runtime.account(d));
         node.moves.store(a.moves(), Ordering::Relaxed);
+        let (n, error) = a.accuracy();
+        node.accuracy[0].store(n, Ordering::Relaxed);
+        node.accuracy[1].store((error * 1e6) as u64, Ordering::Relaxed);
     }
     Ok(())
 }

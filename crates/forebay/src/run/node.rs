@@ -230,6 +230,8 @@ pub(crate) struct Node {
     pub(crate) by_device: [AtomicU64; 8],
     /// Moves to another home, and why devices are not chosen any more (adaptive placement).
     pub(crate) moves: AtomicU64,
+    /// Predictions, and their mean error in millionths.
+    pub(crate) accuracy: [AtomicU64; 2],
     pub(crate) refused: Mutex<Vec<(usize, String)>>,
     /// The Meta port whose number is the hint.
     pub(crate) hint: Option<u32>,
@@ -403,6 +405,7 @@ impl Node {
             stats: Stats::default(),
             by_device: Default::default(),
             moves: AtomicU64::new(0),
+            accuracy: Default::default(),
             refused: Mutex::default(),
             hint: None,
             lead: index,

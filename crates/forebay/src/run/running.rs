@@ -60,6 +60,8 @@ pub struct TaskStats {
     pub avg_wait_ns: u64,
     /// How often another device became its home (adaptive placement).
     pub moves: u64,
+    /// Predictions that came to be, and by how much of what it took they were off on the average (adaptive placement).
+    pub accuracy: (u64, f64),
     /// Devices on which it failed and that are not chosen again, and why (adaptive placement).
     pub refused: Vec<(usize, String)>,
     /// The region that the task is fused into, if it is: its tasks run as one, and these numbers are the region's.
@@ -487,6 +489,10 @@ impl Running {
             avg_run_ns: n.stats.avg_run.load(Ordering::Relaxed),
             avg_wait_ns: n.stats.avg_wait.load(Ordering::Relaxed),
             moves: n.moves.load(Ordering::Relaxed),
+            accuracy: {
+                let [n, error] = &n.accuracy;
+                (n.load(Ordering::Relaxed), error.load(Ordering::Relaxed) as f64 / 1e6)
+            },
             refused: n.refused.lock().unwrap_or_else(PoisonError::into_inner).clone(),
             region: n.region.as_deref().map(str::to_owned),
         });

@@ -1,0 +1,272 @@
+//! `forebay bench placement`: what decisions cost, how good predictions are, what adaptive placement gains under load that
+//! changes, and whether programs that are all alike settle.
+//!
+//! Load is a real process with twice as many computing threads as there are cores. Where the only accelerator is PoCL, all
+//! devices are the same cores: nothing can be gained by going elsewhere when these are busy, and the rows say what is left.
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use forebay::place::{Accelerated, Models, decision_cost};
+use forebay::{Datablock, Impl, Kind, Mode, Runtime, Task};
+
+use super::schema::{Row, median};
+use super::transfer::load::{Load, Running as Loaded};
+use crate::workloads::mix::{self, Work};
+
+/// Calls of each workload that teach, and that are counted.
+const LEARN: usize = 25;
+const CALLS: usize = 60;
+/// The load comes and goes.
+const TURN: Duration = Duration::from_millis(700);
+/// How long the workloads run at once: the load comes and goes twice.
+const WHILE: Duration = TURN.saturating_mul(4);
+/// Measurements of each way of placing.
+const ROUNDS: usize = 3;
+/// Programs that are alike, and how long they run.
+const ALIKE: usize = 5;
+const SETTLE: Duration = Duration::from_secs(6);
+
+type Result<T, E = String> = std::result::Result<T, E>;
+
+/// Makes a workload callable, in one way of placing.
+type Make<'a> = dyn Fn(usize, &Work) -> Result<Accelerated> + 'a;
+/// A part of the benchmark.
+type Part = fn(&mut Vec<Row>) -> Result<()>;
+
+fn text(e: forebay::Error) -> String {
+    e.to_string()
+}
+
+fn runtime(mode: Mode, models: &Arc<Models>) -> Result<Runtime> {
+    // Everything that there is, the CPU by another name included: it has other costs.
+    let (devices, _) = forebay::hal::discover(&[Kind::OpenCl, Kind::Cuda]);
+    Runtime::builder().mode(mode).devices(devices).models(models.clone()).service(false).build().map_err(text)
+}
+
+/// A load that comes and goes while it exists.
+struct Changing {
+    stop: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Changing {
+    fn start() -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let seen = stop.clone();
+        let thread = std::thread::spawn(move || {
+            let wait = || {
+                let begun = Instant::now();
+                while begun.elapsed() < TURN && !seen.load(Ordering::Relaxed) {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+            };
+            while !seen.load(Ordering::Relaxed) {
+                let load = Loaded::start(Load::Cpu);
+                wait();
+                drop(load);
+                wait();
+            }
+        });
+        Changing { stop, thread: Some(thread) }
+    }
+}
+
+impl Drop for Changing {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(t) = self.thread.take() {
+            let _ = t.join();
+        }
+    }
+}
+
+fn call(task: &Accelerated, w: &Work, n: usize) -> Result<f64> {
+    let begun = Instant::now();
+    for _ in 0..n {
+        task.call(&w.inputs).map_err(text)?;
+    }
+    Ok(begun.elapsed().as_secs_f64())
+}
+
+/// Mean error of predictions on each workload, alone and under load that changes.
+fn accuracy(rows: &mut Vec<Row>) -> Result<()> {
+    let models = Arc::new(Models::off());
+    let rt = runtime(Mode::Adaptive, &models)?;
+    for w in mix::all(1).map_err(text)? {
+        for d in rt.verify(&w.task, &w.inputs).map_err(text)? {
+            if d.largest > w.tolerance {
+                return Err(format!("{}: {} is {} off at {}", w.name, d.implementation, d.largest, d.at));
+            }
+        }
+    }
+    let mut means = [Vec::new(), Vec::new()];
+    for (at, what) in ["alone", "load that changes"].into_iter().enumerate() {
+        let load = (at == 1).then(Changing::start);
+        for scale in [1, 2, 4] {
+            for w in mix::all(scale).map_err(text)? {
+                let task = rt.accelerate(1, &w.task).map_err(text)?;
+                call(&task, &w, LEARN)?;
+                let before = task.stats()[0].accuracy;
+                call(&task, &w, CALLS)?;
+                let after = task.stats()[0].accuracy;
+                // The mean over the counted calls only.
+                let sum = |a: (u64, f64)| a.0 as f64 * a.1;
+                let error = (sum(after) - sum(before)) / (after.0 - before.0).max(1) as f64 * 100.0;
+                means[at].push(error);
+                if scale == 2 {
+                    rows.push(Row::new(format!("prediction error, {what}: {}", w.name), "%", Some(error)));
+                }
+            }
+        }
+        drop(load);
+        let limit = [8.0, 15.0][at];
+        let mean = means[at].iter().sum::<f64>() / means[at].len() as f64;
+        let mut row = Row::new(format!("prediction error, {what}: mean of all workloads and sizes"), "%", Some(mean));
+        row.target = format!("≤ {limit} %");
+        row.met = Some(mean <= limit);
+        rows.push(row);
+    }
+    Ok(())
+}
+
+/// A workload's task with some of its implementations.
+fn only(w: &Work, keep: impl Fn(&Impl) -> bool) -> Task {
+    (w.task)().keep(keep)
+}
+
+/// All workloads at once for a while, each called by a thread of its own: calls in a second, the geometric mean of all.
+fn together(works: &[Work], make: impl Fn(usize, &Work) -> Result<Accelerated>) -> Result<f64> {
+    let tasks = works.iter().enumerate().map(|(i, w)| make(i, w)).collect::<Result<Vec<_>>>()?;
+    for (task, w) in tasks.iter().zip(works) {
+        call(task, w, LEARN)?;
+    }
+    let begun = Instant::now();
+    let counts: Vec<Result<u64>> = std::thread::scope(|s| {
+        let count = |task: &Accelerated, inputs: &[Datablock]| {
+            let mut n = 0;
+            while begun.elapsed() < WHILE {
+                task.call(inputs).map_err(text)?;
+                n += 1;
+            }
+            Ok(n)
+        };
+        let threads: Vec<_> = tasks
+            .iter()
+            .zip(works)
+            .map(|(task, w)| {
+                let inputs = &w.inputs;
+                s.spawn(move || count(task, inputs))
+            })
+            .collect();
+        threads.into_iter().map(|t| t.join().unwrap_or_else(|_| Err("a caller panicked".into()))).collect()
+    });
+    let rates = counts.into_iter().collect::<Result<Vec<_>>>()?;
+    let logs: f64 = rates.iter().map(|n| (*n as f64 / WHILE.as_secs_f64()).ln()).sum();
+    Ok((logs / rates.len() as f64).exp())
+}
+
+/// All workloads at once, placed in several ways.
+fn contention(rows: &mut Vec<Row>) -> Result<()> {
+    let models = Arc::new(Models::off());
+    let works = mix::all(2).map_err(text)?;
+    let adaptive = runtime(Mode::Adaptive, &models)?;
+    let first = runtime(Mode::FirstAvailable, &models)?;
+    let aware = runtime(Mode::DataAware, &models)?;
+    let host = |i: &Impl| matches!(i, Impl::Host(_));
+    // Which is faster alone decides for "static best".
+    let mut best = Vec::new();
+    for w in &works {
+        let mut times = [f64::INFINITY; 2];
+        for (at, on_host) in [(0, true), (1, false)] {
+            let task = first.accelerate(1, || only(w, |i| host(i) == on_host)).map_err(text)?;
+            call(&task, w, 5)?;
+            times[at] = call(&task, w, 10)?;
+        }
+        best.push(times[0] <= times[1]);
+    }
+    for (what, loaded) in [("nothing else", false), ("load that changes", true)] {
+        let load = loaded.then(Changing::start);
+        let ways: [(&str, &Make); 6] = [
+            ("adaptive", &|_, w| adaptive.accelerate(1, &w.task).map_err(text)),
+            ("all on the accelerator", &|_, w| first.accelerate(1, || only(w, |i| !host(i))).map_err(text)),
+            ("all on the CPU", &|_, w| first.accelerate(1, || only(w, host)).map_err(text)),
+            ("static best", &|i, w| first.accelerate(1, || only(w, |k| host(k) == best[i])).map_err(text)),
+            ("first-available", &|_, w| first.accelerate(1, &w.task).map_err(text)),
+            ("data-aware", &|_, w| aware.accelerate(1, &w.task).map_err(text)),
+        ];
+        let mut samples: Vec<Vec<f64>> = vec![Vec::new(); ways.len()];
+        // Each way once a round: what changes on the machine meets all of them.
+        for round in 0..ROUNDS {
+            for i in 0..ways.len() {
+                let i = (i + round * 2) % ways.len();
+                samples[i].push(together(&works, ways[i].1)?);
+            }
+        }
+        drop(load);
+        let mut row = Row::new(format!("five workloads at once, beside {what}"), "calls/s", None);
+        for ((name, _), s) in ways.iter().zip(samples) {
+            let s = median(s);
+            if *name == "adaptive" { row.ours = Some(s) } else { row = row.peer(name, Some(s)) }
+        }
+        rows.push(row.at_least("all on the accelerator", 1.8));
+    }
+    Ok(())
+}
+
+/// Programs that are all alike, each a process: how often the one that moved most did so.
+fn alike(rows: &mut Vec<Row>) -> Result<()> {
+    let exe = std::env::current_exe().map_err(|e| e.to_string())?;
+    let start = || {
+        let mut c = Command::new(&exe);
+        c.args(["bench", "placement-alike"]).stdout(Stdio::piped()).stdin(Stdio::null());
+        c.spawn().map_err(|e| format!("cannot start a program: {e}"))
+    };
+    let children = (0..ALIKE).map(|_| start()).collect::<Result<Vec<_>>>()?;
+    let mut moves = Vec::new();
+    for mut c in children {
+        let line = c.stdout.take().and_then(|o| BufReader::new(o).lines().next()?.ok()).unwrap_or_default();
+        let _ = c.wait();
+        moves.push(line.trim().parse::<f64>().map_err(|_| format!("a program said {line:?}"))?);
+    }
+    let most = moves.iter().copied().fold(0.0, f64::max);
+    let mut row =
+        Row::new(format!("{ALIKE} programs that are alike: moves of the one that moved most"), "moves", Some(most));
+    row.target = "≤ 3".into();
+    row.met = Some(most <= 3.0);
+    rows.push(row);
+    Ok(())
+}
+
+/// One of the programs that are alike: says how often it moved.
+pub fn be_alike() -> Result<()> {
+    let rt = runtime(Mode::Adaptive, &Arc::new(Models::off()))?;
+    let w = mix::all(1).map_err(text)?.swap_remove(2);
+    let task = rt.accelerate(1, &w.task).map_err(text)?;
+    let begun = Instant::now();
+    while begun.elapsed() < SETTLE {
+        task.call(&w.inputs).map_err(text)?;
+    }
+    crate::say(&task.stats().iter().map(|s| s.moves).sum::<u64>().to_string());
+    Ok(())
+}
+
+/// All of it.
+pub fn run() -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    let cost = median((0..9).map(|_| decision_cost(100_000)).collect());
+    let mut row = Row::new("a decision for three devices, warm models", "ns", Some(cost));
+    row.target = "≤ 100 ns".into();
+    row.met = Some(cost <= 100.0);
+    rows.push(row);
+    let parts: [(&str, Part); 3] =
+        [("predictions", accuracy), ("contention", contention), ("programs that are alike", alike)];
+    for (name, part) in parts {
+        eprintln!("placement: {name}");
+        part(&mut rows)?;
+    }
+    Ok(rows)
+}
