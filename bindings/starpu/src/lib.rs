@@ -12,7 +12,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use forebay::place::{Cpu, Model, Sample, Working};
 
@@ -32,11 +32,12 @@ type Key = (usize, u32);
 struct State {
     cpu: Cpu,
     models: RwLock<HashMap<Key, Arc<Model>>>,
+    workers: Mutex<Option<Working>>,
 }
 
 fn state() -> &'static State {
     static STATE: OnceLock<State> = OnceLock::new();
-    STATE.get_or_init(|| State { cpu: Cpu::new(), models: RwLock::default() })
+    STATE.get_or_init(|| State { cpu: Cpu::new(), models: RwLock::default(), workers: Mutex::default() })
 }
 
 impl State {
@@ -56,10 +57,12 @@ impl State {
         }
     }
 
-    fn share(&self, kind: u32, runs: bool) -> f64 {
+    /// What others leave to a worker of this kind.
+    fn share(&self, kind: u32) -> f64 {
         match self.width(kind) {
             0 => 1.0,
-            n => self.cpu.available(n, if runs { n } else { 0 }),
+            // No thread of this process counts.
+            n => self.cpu.available(n, usize::MAX),
         }
     }
 }
@@ -69,35 +72,37 @@ thread_local! {
     static BUSY: RefCell<Option<(Option<Working>, f64)>> = const { RefCell::new(None) };
 }
 
-/// What a codelet is predicted to take, µs, under the present load; NaN while it is not known. `uncontended` is what it would
-/// take without.
-///
-/// # Safety
-/// `uncontended` may be written.
+/// What a codelet is predicted to take, µs, beside what others do now; NaN while it is not known. What this program does the
+/// policy knows itself.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn forebay_predict(codelet: *const c_void, kind: u32, bytes: u64, uncontended: *mut f64) -> f64 {
+pub extern "C" fn forebay_predict(codelet: *const c_void, kind: u32, bytes: u64) -> f64 {
     let s = state();
     let model = s.model((codelet as usize, kind));
     let told = model.predict(bytes, 0.0).filter(|_| model.knows(bytes)).map_or(f64::NAN, |p| p.ns / 1e3);
-    // SAFETY: by the contract.
-    unsafe { *uncontended = told };
-    told / s.share(kind, false)
+    told / s.share(kind)
+}
+
+/// So many workers look for tasks from now on: threads of this process that are always at work.
+#[unsafe(no_mangle)]
+pub extern "C" fn forebay_workers(cores: u32) {
+    let s = state();
+    *s.workers.lock().unwrap_or_else(PoisonError::into_inner) = Some(s.cpu.works(cores as usize));
 }
 
 /// A worker of this kind begins a task.
 #[unsafe(no_mangle)]
 pub extern "C" fn forebay_begins(kind: u32) {
     let s = state();
-    let width = s.width(kind);
-    let working = (width > 0).then(|| s.cpu.works(width));
-    BUSY.with_borrow_mut(|b| *b = Some((working, s.share(kind, true))));
+    // A core's worker is counted already.
+    let working = (kind > 1).then(|| s.cpu.works(s.width(kind)));
+    BUSY.with_borrow_mut(|b| *b = Some((working, s.share(kind))));
 }
 
 /// A worker of this kind has done a task, which took so long.
 #[unsafe(no_mangle)]
 pub extern "C" fn forebay_ends(codelet: *const c_void, kind: u32, bytes: u64, us: f64) {
     let s = state();
-    let now = s.share(kind, true);
+    let now = s.share(kind);
     let begun = BUSY.with_borrow_mut(Option::take).map_or(now, |(_, share)| share);
     let ns = us * 1e3 * (begun + now) / 2.0;
     s.model((codelet as usize, kind)).record(Sample { size: bytes, hint: 0.0, ns });

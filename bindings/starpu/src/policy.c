@@ -2,6 +2,9 @@
 // moment. What a codelet takes is learned without load (lib.rs, forebay::place); StarPU's own models are asked only for what
 // moving data costs.
 //
+// StarPU's workers look for tasks without rest, so the cores that it has are busy whatever is placed where: what this program
+// takes from itself is part of what its tasks take, and only others are load.
+//
 // The structure of a policy differs between series of StarPU: designated initialisers, and one build for each series.
 #include <starpu.h>
 #include <starpu_scheduler.h>
@@ -12,7 +15,8 @@
 #include <string.h>
 
 // lib.rs. Kinds of workers: 0 a core, 1 an accelerator, 2 an accelerator that is all cores.
-extern double forebay_predict(const void *codelet, uint32_t kind, uint64_t bytes, double *uncontended);
+extern double forebay_predict(const void *codelet, uint32_t kind, uint64_t bytes);
+extern void forebay_workers(unsigned cores);
 extern void forebay_begins(uint32_t kind);
 extern void forebay_ends(const void *codelet, uint32_t kind, uint64_t bytes, double us);
 
@@ -46,6 +50,7 @@ static uint64_t bytes_of(struct starpu_task *task) {
 static void init(unsigned context) {
   (void)context;
   memset(state.workers, 0, sizeof state.workers);
+  forebay_workers(starpu_cpu_worker_get_count());
   STARPU_PTHREAD_MUTEX_INIT(&state.lock, NULL);
 }
 
@@ -76,8 +81,7 @@ static int push(struct starpu_task *task) {
     unsigned implementation;
     if (!starpu_worker_can_execute_task_first_impl((unsigned)w, task, &implementation)) continue;
     const uint32_t kind = kind_of(w);
-    double uncontended;
-    if (predicted[kind] == -1) predicted[kind] = forebay_predict(task->cl, kind, bytes, &uncontended);
+    if (predicted[kind] == -1) predicted[kind] = forebay_predict(task->cl, kind, bytes);
     const struct worker *had = &state.workers[w];
     double length = predicted[kind], end;
     if (isnan(length)) {

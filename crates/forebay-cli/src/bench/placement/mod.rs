@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 use forebay::place::{Accelerated, Models, decision_cost};
 use forebay::{Datablock, Impl, Kind, Mode, Runtime, Task};
 
+mod starpu;
+
 use super::schema::{Row, median};
 use super::transfer::load::{Load, Running as Loaded};
 use crate::workloads::mix::{self, Work};
@@ -262,8 +264,12 @@ pub fn run() -> Result<Vec<Row>> {
     row.target = "≤ 100 ns".into();
     row.met = Some(cost <= 100.0);
     rows.push(row);
-    let parts: [(&str, Part); 3] =
-        [("predictions", accuracy), ("contention", contention), ("programs that are alike", alike)];
+    let parts: [(&str, Part); 4] = [
+        ("predictions", accuracy),
+        ("contention", contention),
+        ("programs that are alike", alike),
+        ("StarPU", starpu::run),
+    ];
     for (name, part) in parts {
         eprintln!("placement: {name}");
         part(&mut rows)?;
