@@ -11,7 +11,7 @@ const RUN: &str = r#"#!/bin/sh
 # The first failure is reported at the end, so that one broken part does not hide the others.
 cd "$(dirname "$0")" || exit 1
 OUT="${OUT:-$PWD/results}"
-export FOREBAY_COMMIT="@COMMIT@" FOREBAY_CACHE="${FOREBAY_CACHE:-$OUT/cache}"
+export FOREBAY_COMMIT="@COMMIT@" FOREBAY_CACHE="${FOREBAY_CACHE:-$OUT/cache}" FOREBAY_MODELS="$OUT/models"
 mkdir -p "$OUT"
 status=0
 try() { echo "== $*"; "$@" || { echo "FAILED: $*"; status=1; }; }
@@ -28,6 +28,7 @@ try ./forebay bench schedulers --out "$OUT"
 try ./forebay bench dispatch --out "$OUT"
 try ./forebay bench transfer --out "$OUT"
 try ./forebay bench resident --out "$OUT"
+try ./forebay bench placement --out "$OUT"
 exit $status
 "#;
 

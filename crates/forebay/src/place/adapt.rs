@@ -1,6 +1,7 @@
 //! The decisions of one task of a running graph: what it is predicted to take where, and what came of it.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use forebay_policy::{Counts, MAX_PLACED};
 use forebay_proto::client::Account;
@@ -18,8 +19,9 @@ const BUDGET: f64 = 0.03;
 const STALE: u32 = 100;
 /// Of what was measured, the part that is the task's own at least: copies may take less than was expected of them.
 const OWN_PART: f64 = 0.2;
-/// Invocations between two times that a model is written down.
+/// A model is written down after so many invocations, and so much time: the worker that does it has other work.
 const WRITE_EVERY: u32 = 256;
+const WRITE_APART: Duration = Duration::from_secs(5);
 
 /// An implementation on a device.
 pub(crate) struct Choice {
@@ -66,6 +68,8 @@ pub(crate) struct Adapt {
     predicted: [Option<f64>; MAX_PLACED],
     /// Predictions that came to be, and the sum of how far they were off, as parts of what it took.
     errors: (u64, f64),
+    /// When a model was written down last.
+    written: Instant,
     /// What was available of each device when the invocation was placed.
     shares: [f64; MAX_PLACED],
 }
@@ -85,6 +89,7 @@ impl Adapt {
             budget: 0.0,
             predicted: [None; MAX_PLACED],
             errors: (0, 0.0),
+            written: Instant::now(),
             shares: [1.0; MAX_PLACED],
         }
     }
@@ -182,7 +187,7 @@ impl Adapt {
         let own = (ns as f64 - at.copies_ns[device] as f64).max(OWN_PART * ns as f64);
         c.model.record(Sample { size: at.size, hint: at.hint, ns: own * share });
         c.unwritten += 1;
-        if c.unwritten >= WRITE_EVERY {
+        if c.unwritten >= WRITE_EVERY && self.written.elapsed() >= WRITE_APART {
             self.write(i);
         }
     }
@@ -204,6 +209,7 @@ impl Adapt {
     }
 
     fn write(&mut self, i: usize) {
+        self.written = Instant::now();
         let c = &mut self.choices[i];
         c.unwritten = 0;
         self.models.put(&Key { task: &self.task, device: &c.name, content: &c.content }, &c.model);
@@ -220,7 +226,7 @@ impl Drop for Adapt {
     }
 }
 
-/// What a decision costs, ns: three devices, warm models, as the runtime makes it.
+/// What a decision costs, ns: three devices, warm models, as the runtime makes it once it knows where the inputs are.
 #[doc(hidden)]
 pub fn decision_cost(rounds: u32) -> f64 {
     let (models, load) = (Arc::new(Models::off()), Load::of_process());
@@ -232,7 +238,7 @@ pub fn decision_cost(rounds: u32) -> f64 {
             adapt.choices[d].model.record(Sample { size, hint: 0.0, ns: size as f64 * (1.0 + d as f64) });
         }
     }
-    let begun = std::time::Instant::now();
+    let begun = Instant::now();
     for i in 0..rounds {
         let at = Situation { size: 1000 + u64::from(i % 50_000), ..Situation::default() };
         std::hint::black_box(adapt.weigh(u64::from(i), at, &|_| None));

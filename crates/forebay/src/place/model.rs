@@ -11,7 +11,8 @@
 //! 5. A second variable, the hint, scales the time by a power that is fitted over all samples.
 //! 6. Ten predictions in a row that miss by more than a quarter: what was known is forgotten.
 //!
-//! A prediction reads a few atomic words. Whoever records works out all of them anew.
+//! A prediction reads a few atomic words. Whoever records works out all of them anew, but only now and then while a sample is
+//! what was predicted and there are enough like it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,6 +32,9 @@ pub const ENOUGH: usize = 3;
 const MISS: f64 = 0.25;
 /// Misses in a row after which everything is learned anew.
 const MISSES: u32 = 10;
+/// A sample this near to its prediction tells nothing new; but one in so many is looked at all the same.
+const HIT: f64 = 0.1;
+const LOOK_EVERY: u32 = 16;
 /// Uncertainty for each octave between or beyond samples.
 const PER_OCTAVE: f64 = 0.15;
 
@@ -67,6 +71,8 @@ struct Learned {
     cells: BTreeMap<(usize, i32), VecDeque<Sample>>,
     warm: bool,
     misses: u32,
+    /// Samples that told nothing new since the table was worked out.
+    hits: u32,
 }
 
 /// The model of an implementation on a device. Predicting takes no lock.
@@ -216,8 +222,15 @@ impl Model {
                 learned.misses = 0;
                 self.forgotten.fetch_add(1, Ordering::Relaxed);
             }
+            let full = learned.cells.get(&cell(&s)).is_some_and(|c| c.len() == KEPT);
+            if full && (p.ns - s.ns).abs() <= HIT * s.ns && learned.hits < LOOK_EVERY {
+                learned.hits += 1;
+                learned.keep(s);
+                return;
+            }
         }
         learned.keep(s);
+        learned.hits = 0;
         self.work_out(&learned);
     }
 
