@@ -7,7 +7,7 @@ use forebay_policy::{Counts, MAX_PLACED};
 use forebay_proto::client::Account;
 
 use super::load::{Load, standing};
-use super::model::{Model, Prediction, Sample};
+use super::model::{Model, Prediction, Sample, position};
 use super::stability::Stability;
 use super::store::{Key, Models};
 
@@ -19,6 +19,12 @@ const BUDGET: f64 = 0.03;
 const STALE: u32 = 100;
 /// Of what was measured, the part that is the task's own at least: copies may take less than was expected of them.
 const OWN_PART: f64 = 0.2;
+/// With less of a device than this a task's feeling for load can be told.
+const LOADED: f64 = 0.8;
+/// More is not load.
+const MOST_FELT: f64 = 1.5;
+/// Weight of an invocation in that.
+const FEELING: f64 = 0.1;
 /// A model is written down after so many invocations, and so much time: the worker that does it has other work.
 const WRITE_EVERY: u32 = 256;
 const WRITE_APART: Duration = Duration::from_secs(5);
@@ -38,6 +44,15 @@ pub(crate) struct Choice {
     unwritten: u32,
     /// Invocations since it was measured.
     since: u32,
+    /// How much of the load it feels: 1 is all of it. What is short may run in its first slice of time as if there were none.
+    feels: f64,
+}
+
+impl Choice {
+    /// How many times as long as alone it takes, with such a share.
+    fn slowed(&self, share: f64) -> f64 {
+        1.0 + self.feels * (1.0 / share - 1.0)
+    }
 }
 
 /// What is known of an invocation before it is placed.
@@ -96,7 +111,17 @@ impl Adapt {
 
     pub(crate) fn add(&mut self, device: usize, name: String, content: Vec<u8>, width: Option<usize>) {
         let model = self.models.get(&Key { task: &self.task, device: &name, content: &content });
-        self.choices.push(Choice { device, name, content, width, refused: None, model, unwritten: 0, since: 0 });
+        self.choices.push(Choice {
+            device,
+            name,
+            content,
+            width,
+            refused: None,
+            model,
+            unwritten: 0,
+            since: 0,
+            feels: 1.0,
+        });
     }
 
     /// Predictions that came to be, and how far they were off on the average, as a part of what it took.
@@ -130,13 +155,14 @@ impl Adapt {
         let mut predicted = [None; MAX_PLACED];
         let mut unknown = [false; MAX_PLACED];
         let mut natural = (f64::INFINITY, 0);
+        let position = position(at.size);
         for c in self.choices.iter().filter(|c| c.refused.is_none()) {
             let share = self.share(c, false, account);
             self.shares[c.device] = share;
-            let told = c.model.predict(at.size, at.hint);
-            unknown[c.device] = told.is_none() || !c.model.knows(at.size);
+            let (told, known) = c.model.look(position, at.hint);
+            unknown[c.device] = !known;
             let copies = at.copies_ns[c.device] as f64;
-            predicted[c.device] = told.map(|p| Prediction { ns: copies + p.ns / share, ..p });
+            predicted[c.device] = told.map(|p| Prediction { ns: copies + p.ns * c.slowed(share), ..p });
             if let Some(p) = told.filter(|p| copies + p.ns < natural.0) {
                 natural = (copies + p.ns, c.device);
             }
@@ -185,7 +211,12 @@ impl Adapt {
             self.budget = (self.budget - ns as f64).max(0.0);
         }
         let own = (ns as f64 - at.copies_ns[device] as f64).max(OWN_PART * ns as f64);
-        c.model.record(Sample { size: at.size, hint: at.hint, ns: own * share });
+        let (told, known) = c.model.look(position(at.size), at.hint);
+        if let Some(alone) = told.filter(|_| known && share < LOADED).map(|p| p.ns) {
+            let felt = ((own / alone - 1.0) / (1.0 / share - 1.0)).clamp(0.0, MOST_FELT);
+            c.feels += (felt - c.feels) * FEELING;
+        }
+        c.model.record(Sample { size: at.size, hint: at.hint, ns: own / c.slowed(share) });
         c.unwritten += 1;
         if c.unwritten >= WRITE_EVERY && self.written.elapsed() >= WRITE_APART {
             self.write(i);

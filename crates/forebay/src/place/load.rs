@@ -13,7 +13,7 @@ use forebay_proto::client::Account;
 /// Between looks.
 const EVERY: Duration = Duration::from_millis(25);
 /// Weight of a look.
-const SMOOTHING: f64 = 0.3;
+const SMOOTHING: f64 = 0.4;
 /// Less than this part of a device is not believed: predictions stay finite.
 const LEAST: f64 = 0.01;
 /// Looks for nobody after which the thread ends.
@@ -55,7 +55,8 @@ impl Load {
 
     /// Begins to look, if nobody does. Until then others count as absent.
     fn watch(self: &Arc<Self>) {
-        if self.asked.swap(true, Ordering::Relaxed) {
+        // A look costs less than an exchange.
+        if self.asked.load(Ordering::Relaxed) || self.asked.swap(true, Ordering::Relaxed) {
             return;
         }
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);

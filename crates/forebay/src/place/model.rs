@@ -107,7 +107,8 @@ fn unpair(v: u64) -> (f64, f64) {
     (f64::from(f32::from_bits((v >> 32) as u32)), f64::from(f32::from_bits(v as u32)))
 }
 
-fn position(size: u64) -> f64 {
+/// Where a size is among the half octaves.
+pub(super) fn position(size: u64) -> f64 {
     (size.max(1) as f64).log2() * 2.0
 }
 
@@ -170,7 +171,17 @@ impl Model {
 
     /// What an invocation of this size takes; none while nothing is known.
     pub fn predict(&self, size: u64, hint: f64) -> Option<Prediction> {
-        let at = position(size).min((STEPS - 1) as f64);
+        self.at(position(size), hint)
+    }
+
+    /// The same, and whether it is known well, at a position: several models may be asked for one.
+    pub(super) fn look(&self, at: f64, hint: f64) -> (Option<Prediction>, bool) {
+        let i = (at.round() as usize).min(STEPS - 1);
+        (self.at(at, hint), self.known[i / 64].load(Ordering::Relaxed) >> (i % 64) & 1 != 0)
+    }
+
+    fn at(&self, at: f64, hint: f64) -> Option<Prediction> {
+        let at = at.min((STEPS - 1) as f64);
         let low = at as usize;
         let a = self.table[low].load(Ordering::Relaxed);
         if a == 0 {
