@@ -135,3 +135,37 @@ fn the_demo_runs_on_cuda_with_the_stand_in() {
         (&2.into(), &4.into(), &4.into())
     );
 }
+
+#[test]
+fn models_are_shown_drawn_and_forgotten() {
+    let dir = scratch("models");
+    std::fs::create_dir_all(&dir).unwrap();
+    let sample = |size: u64| format!("[[samples]]\nsize = {size}\nhint = 0.0\nns = {}.0\n", size * 10);
+    let samples: String = [1024, 1024, 1024, 4096, 4096, 4096].map(sample).concat();
+    for (file, device) in [("a", "cpu some"), ("b", "opencl other 1.2")] {
+        let text = format!("version = 1\ntask = \"blur/3\"\ndevice = \"{device}\"\n{samples}");
+        std::fs::write(dir.join(file).with_extension("toml"), text).unwrap();
+    }
+    std::fs::write(dir.join("broken.toml"), "version = ").unwrap();
+    let model = |args: &[&str]| {
+        let out =
+            Command::new(env!("CARGO_BIN_EXE_forebay")).arg("model").args(args).env("FOREBAY_MODELS", &dir).output();
+        let out = out.unwrap();
+        assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
+        stdout(&out)
+    };
+    let shown = model(&["show"]);
+    for part in ["blur/3 on cpu some: 6 samples", "blur/3 on opencl other 1.2", "1 KiB", "20.5 µs", "2 KiB", "41.0 µs"]
+    {
+        assert!(shown.contains(part), "{part:?} is not in {shown}");
+    }
+    let json: serde_json::Value = serde_json::from_str(&model(&["show", "blur/3", "--json"])).unwrap();
+    assert_eq!((json.as_array().unwrap().len(), json[0]["predicted"][0]["size"].as_u64()), (2, Some(1024)));
+    assert_eq!(model(&["show", "other", "--json"]).trim(), "[]");
+    let drawn = model(&["plot", "--out", &dir.display().to_string()]);
+    let svg = std::fs::read_to_string(drawn.trim()).unwrap();
+    assert!(drawn.contains("model-blur_3.svg") && svg.contains("opencl, predicted"));
+    assert_eq!(model(&["reset", "blur/3"]).trim(), "3 models removed");
+    assert!(model(&["show"]).contains("Nothing has been learned"));
+    std::fs::remove_dir_all(dir).unwrap();
+}
