@@ -8,6 +8,8 @@
 //! counted once. StarPU's own history models take load in while they are calibrated.
 
 #![cfg(starpu)]
+// A panic here would be the end of somebody else's program.
+#![deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::unreachable, clippy::todo)]
 
 use std::cell::RefCell;
 use std::collections::HashMap;

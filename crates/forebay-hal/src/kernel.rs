@@ -186,6 +186,7 @@ impl<'a> ArgSpan<'a> {
         }
     }
 
+    #[expect(clippy::panic, reason = "a CPU kernel's own mistake; `run_kernel` catches it and reports Error::Panic")]
     fn raw(&self, i: usize) -> (*mut u8, usize) {
         match self.args.get(i) {
             Some(Arg::Buffer(b)) => match b.host_ptr() {
@@ -225,6 +226,7 @@ impl<'a> ArgSpan<'a> {
     ///
     /// # Panics
     /// When argument `i` is a buffer or a float.
+    #[expect(clippy::panic, reason = "a CPU kernel's own mistake; `run_kernel` catches it and reports Error::Panic")]
     pub fn scalar(&self, i: usize) -> u64 {
         match self.args.get(i) {
             Some(Arg::U32(v)) => u64::from(*v),
@@ -238,6 +240,7 @@ impl<'a> ArgSpan<'a> {
     ///
     /// # Panics
     /// When argument `i` is anything else.
+    #[expect(clippy::panic, reason = "a CPU kernel's own mistake; `run_kernel` catches it and reports Error::Panic")]
     pub fn float(&self, i: usize) -> f32 {
         match self.args.get(i) {
             Some(Arg::F32(v)) => *v,

@@ -9,7 +9,10 @@
 //! coherence or policy: two commands that race because the caller ordered no fence between them are the caller's bug.
 
 // A panic here would be the end of somebody else's process.
-#![cfg_attr(not(any(test, loom)), deny(clippy::unwrap_used, clippy::expect_used))]
+#![cfg_attr(
+    not(any(test, loom)),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::unreachable, clippy::todo)
+)]
 
 pub mod cache;
 pub mod conformance;

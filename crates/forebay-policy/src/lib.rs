@@ -9,7 +9,10 @@
 //! - [`share`]: classes, shares and time division of a device among processes.
 
 // A panic here would be the end of somebody else's process.
-#![cfg_attr(not(any(test, loom)), deny(clippy::unwrap_used, clippy::expect_used))]
+#![cfg_attr(
+    not(any(test, loom)),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::unreachable, clippy::todo)
+)]
 
 pub mod credit;
 pub mod priority;

@@ -19,7 +19,10 @@
 //! 6. Without a service, and once it has gone, programs run unrestricted; they look for it again from time to time.
 
 // A panic here would be the end of somebody else's process.
-#![cfg_attr(not(any(test, loom)), deny(clippy::unwrap_used, clippy::expect_used))]
+#![cfg_attr(
+    not(any(test, loom)),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::unreachable, clippy::todo)
+)]
 
 #[cfg(not(all(loom, test)))]
 pub mod client;

@@ -25,7 +25,10 @@
 //!    about a client that does not exist leaves a line in the kernel's log.
 
 // A panic here would be the end of somebody else's process.
-#![cfg_attr(not(any(test, loom)), deny(clippy::unwrap_used, clippy::expect_used))]
+#![cfg_attr(
+    not(any(test, loom)),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::unreachable, clippy::todo)
+)]
 
 mod aperture;
 mod client;

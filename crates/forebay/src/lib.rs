@@ -24,7 +24,10 @@
 //! [`Datablock`] for data, and `docs/ptask.md` for the correspondence with the paper's system calls.
 
 // A panic here would be the end of somebody else's process.
-#![cfg_attr(not(any(test, loom)), deny(clippy::unwrap_used, clippy::expect_used))]
+#![cfg_attr(
+    not(any(test, loom)),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::unreachable, clippy::todo)
+)]
 
 pub mod block;
 mod error;

@@ -10,7 +10,10 @@
 //!   tests and in `forebay-sim`), has not met a GPU, and is not part of the daemon yet.
 
 // A panic here would be the end of somebody else's process.
-#![cfg_attr(not(any(test, loom)), deny(clippy::unwrap_used, clippy::expect_used))]
+#![cfg_attr(
+    not(any(test, loom)),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::unreachable, clippy::todo)
+)]
 
 pub mod agent;
 pub mod daemon;
