@@ -240,6 +240,27 @@ fn a_task_is_called_like_a_function_on_as_many_lanes_as_it_may() {
     assert_eq!(done, 61 + threads as u64 * 50);
     task.spread(0);
     assert_eq!(task.lanes(), (1, 3));
+    // Lanes must be alike, or one would wait for ever; so must what is checked.
+    let turn = AtomicUsize::new(0);
+    let unlike = rt.accelerate(2, || {
+        let t = Task::new("unlike").input("x", t).output("y", t).host(|_| Ok(()));
+        if turn.fetch_add(1, Ordering::Relaxed) == 1 { t.sticky("more", Template::scalar::<u32>()) } else { t }
+    });
+    assert!(matches!(unlike, Err(Error::Task { why, .. }) if why.contains("different inputs")));
+    assert!(matches!(rt.verify(|| twice(Duration::ZERO, 1), &[]), Err(Error::Block { .. })));
+    let made = AtomicUsize::new(0);
+    let fewer = rt.verify(
+        || {
+            let task = twice(Duration::ZERO, 1);
+            if made.fetch_add(1, Ordering::Relaxed) == 0 {
+                task
+            } else {
+                task.keep(|i| matches!(i, forebay::Impl::Host(_)))
+            }
+        },
+        &[block(1.0)],
+    );
+    assert!(matches!(fewer, Err(Error::Task { why, .. }) if why.contains("fewer implementations")));
     // What does not fit is refused, and nothing is left half given.
     for wrong in [vec![], vec![block(1.0), block(1.0)], vec![Datablock::scalar(1f32).unwrap()]] {
         assert!(matches!(task.call(&wrong), Err(Error::Block { .. })));

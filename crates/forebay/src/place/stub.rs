@@ -106,14 +106,28 @@ impl Runtime {
             let why = format!("{lanes} lanes; 1 to {MAX_LANES} are possible");
             return Err(Error::Size { what: "accelerate".into(), why });
         }
-        let first = task();
-        let inputs = first.inputs.iter().filter(|p| p.kind != PortKind::Initializer).map(|p| p.template).collect();
-        let name = first.name().to_owned();
-        let mut all = vec![lane(self, first)?];
-        for _ in 1..lanes {
-            all.push(lane(self, task())?);
+        self.lanes((0..lanes).map(|_| task()).collect())
+    }
+
+    /// Tasks that are all alike, as lanes of one.
+    fn lanes(&self, tasks: Vec<Task>) -> Result<Accelerated> {
+        let ports = |t: &Task| -> Vec<Template> {
+            t.inputs.iter().filter(|p| p.kind != PortKind::Initializer).map(|p| p.template).collect()
+        };
+        let Some(first) = tasks.first() else {
+            return Err(Error::Size { what: "accelerate".into(), why: "no task".into() });
+        };
+        let (name, inputs) = (first.name().to_owned(), ports(first));
+        // A lane with other ports would wait for inputs that nobody gives it.
+        if tasks.iter().any(|t| ports(t) != inputs) {
+            return Err(Error::Task {
+                task: name,
+                why: "the lanes' tasks have different inputs; each must be the same".into(),
+            });
         }
-        Ok(Accelerated(Arc::new(Inner { name, inputs, lanes: all, active: AtomicUsize::new(lanes) })))
+        let lanes = tasks.into_iter().map(|t| lane(self, t)).collect::<Result<Vec<_>>>()?;
+        let active = AtomicUsize::new(lanes.len());
+        Ok(Accelerated(Arc::new(Inner { name, inputs, lanes, active })))
     }
 
     /// Runs every implementation of a task that this runtime has a device for on the same inputs, and says how far each is
@@ -126,6 +140,10 @@ impl Runtime {
         let mut all = Vec::new();
         for i in 0..task().impls.len() {
             let mut one = task();
+            if i >= one.impls.len() {
+                let why = "it has fewer implementations than when it was made first".into();
+                return Err(Error::Task { task: one.name, why });
+            }
             let only = one.impls.swap_remove(i);
             let there = match &only {
                 Impl::Host(_) => true,
@@ -137,11 +155,7 @@ impl Runtime {
             let implementation = only.describe();
             one.impls = vec![only];
             let ports: Vec<String> = one.outputs.iter().map(|p| p.name.clone()).collect();
-            let lane = lane(self, one)?;
-            for (feed, block) in lane.feeds.iter().zip(inputs) {
-                lane.run.push(*feed, block.clone())?;
-            }
-            let outputs = lane.drains.iter().map(|d| lane.run.pull(*d)).collect::<Result<Vec<_>>>()?;
+            let outputs = self.lanes(vec![one])?.call(inputs)?;
             match &reference {
                 None => reference = Some(outputs),
                 Some(first) => {
