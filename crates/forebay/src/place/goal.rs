@@ -232,11 +232,12 @@ impl Accelerated {
             let (task, stop, log) = (self.clone(), stop.clone(), log.clone());
             move || {
                 let begun = Instant::now();
+                let mut has_share = false;
                 loop {
                     std::thread::sleep(PERIOD);
                     if stop.load(Ordering::Relaxed) {
                         // What was asked for is given back.
-                        if let Some(s) = service.filter(|_| optimizer.share > 0) {
+                        if let Some(s) = service.filter(|_| has_share) {
                             let _ = s.ask(&share(0));
                         }
                         return;
@@ -246,7 +247,9 @@ impl Accelerated {
                     match decision.action {
                         Some(Action::Spread(n)) => task.spread(n),
                         Some(Action::Share(percent)) => {
-                            if let Some(Err(e)) = service.as_ref().map(|s| s.ask(&share(percent))) {
+                            let asked = service.as_ref().map(|s| s.ask(&share(percent)));
+                            has_share |= matches!(asked, Some(Ok(_)));
+                            if let Some(Err(e)) = asked {
                                 optimizer.refused(percent);
                                 decision.why.push_str(&format!("; refused: {e}"));
                                 decision.action = None;

@@ -219,9 +219,10 @@ fn situation(core: &Core, node: &Node, own: &Own) -> Situation {
         let bytes = b.bytes() as u64;
         s.size += bytes;
         let Some(near) = b.nearest() else { return };
+        // A block may come from another runtime, which has other devices.
+        let home = devices.get(near).filter(|d| !d.is_host()).map_or(0, |d| d.copy_ns(Direction::ToHost, bytes));
         for d in devices.iter().filter(|d| d.index != near).take(MAX_PLACED) {
             // From another device it goes home first.
-            let home = if near == 0 { 0 } else { devices[near].copy_ns(Direction::ToHost, bytes) };
             let there = if d.is_host() { 0 } else { d.copy_ns(Direction::ToDevice, bytes) };
             s.copies_ns[d.index] += home + there;
         }
