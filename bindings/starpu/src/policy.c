@@ -29,16 +29,16 @@ struct worker {
 
 static struct {
   starpu_pthread_mutex_t lock;
+  // StarPU uses OpenCL devices that are CPUs only when told to.
+  int opencl_is_cpu;
   struct worker workers[STARPU_NMAXWORKERS];
 } state;
 
 static __thread double begun;
 
 static uint32_t kind_of(int worker) {
-  if (starpu_worker_get_type(worker) == STARPU_CPU_WORKER) return 0;
-  // StarPU uses OpenCL devices that are CPUs only when told to.
-  const char *cpus = getenv("STARPU_OPENCL_ON_CPUS");
-  return starpu_worker_get_type(worker) == STARPU_OPENCL_WORKER && cpus && atoi(cpus) > 0 ? 2 : 1;
+  const enum starpu_worker_archtype type = starpu_worker_get_type(worker);
+  return type == STARPU_CPU_WORKER ? 0 : type == STARPU_OPENCL_WORKER && state.opencl_is_cpu ? 2 : 1;
 }
 
 static uint64_t bytes_of(struct starpu_task *task) {
@@ -49,6 +49,8 @@ static uint64_t bytes_of(struct starpu_task *task) {
 
 static void init(unsigned context) {
   (void)context;
+  const char *cpus = getenv("STARPU_OPENCL_ON_CPUS");
+  state.opencl_is_cpu = cpus && atoi(cpus) > 0;
   memset(state.workers, 0, sizeof state.workers);
   forebay_workers(starpu_cpu_worker_get_count());
   STARPU_PTHREAD_MUTEX_INIT(&state.lock, NULL);
@@ -62,6 +64,7 @@ static void deinit(unsigned context) {
       starpu_worker_get_name((int)w, name, sizeof name);
       fprintf(stderr, "forebay: %lu tasks on %s\n", state.workers[w].done, name);
     }
+  forebay_workers(0);
   STARPU_PTHREAD_MUTEX_DESTROY(&state.lock);
 }
 
