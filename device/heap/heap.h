@@ -7,6 +7,8 @@
 
 #define FB_PAGE 65536u
 #define FB_PAGE_SHIFT 16
+// Words have 32-bit numbers: 2 TiB.
+#define FB_MAX_PAGES ((1u << 25) - 1)
 // Words of a page, for its smallest slots.
 #define FB_PAGE_WORDS 128u
 // Sizes: 16, 32, 48, 64, then four for each doubling.

@@ -36,13 +36,13 @@ FB_DEVICE u32 fb_measure_set(u64 pages, PageSets *s) {
   return s->stride = words;
 }
 
-// Divides `bytes` at `memory`. False when there is no room for a page.
+// Divides `bytes` at `memory`. False when there is no room for a page, or for more than FB_MAX_PAGES.
 FB_DEVICE bool fb_heap_divide(void *memory, u64 bytes, u32 processors, u32 warps, Heap *h) {
   const u64 begin = (u64)memory, end = begin + bytes;
   if (processors == 0 || warps == 0 || bytes < FB_PAGE || end < begin) return false;
   // As many pages as there is room for, with what they need besides.
   for (u64 pages = bytes / (FB_PAGE + 1045);; pages--) {
-    if (pages == 0 || pages >= 1ull << 25) return false;
+    if (pages == 0 || pages > FB_MAX_PAGES) return false;
     u64 at = fb_round_up(begin, 128) + sizeof(Heap);
     h->pages = pages;
     h->page = (HeapPage *)at;

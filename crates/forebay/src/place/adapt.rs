@@ -276,3 +276,38 @@ pub fn decision_cost(rounds: u32) -> f64 {
     }
     begun.elapsed().as_nanos() as f64 / f64::from(rounds)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The device that has a tenth of the other's time looked hopeless when it was measured first.
+    #[test]
+    fn one_bad_sample_is_not_for_ever_and_looking_costs_no_more_than_its_budget() {
+        const MS: u64 = 1_000_000;
+        let (models, load) = (Arc::new(Models::off()), Arc::new(Load::default()));
+        let mut adapt = Adapt::new("t", &models, &load, 2, 1);
+        (0..2).for_each(|d| adapt.add(d, format!("device {d}"), Vec::new(), None));
+        let (mut now, mut measured, mut at, mut bad) = (0, 0, Vec::new(), 0);
+        for _ in 0..3000 {
+            let counts = adapt.weigh(now, Situation { size: 1000, ..Situation::default() }, &|_| None);
+            let device = usize::from(counts[1] < counts[0]);
+            measured += device;
+            // The first warms up, the second is the spike.
+            let ns = if device == 0 {
+                MS
+            } else if measured <= 2 {
+                20 * MS
+            } else {
+                MS / 10
+            };
+            bad += if device == 1 && measured <= 2 { ns } else { 0 };
+            now += ns;
+            adapt.took(device, ns, &|_| None);
+            at.push(device);
+        }
+        assert!(at[..300].iter().sum::<usize>() <= 3, "hopeless at first");
+        assert!(at[2900..].iter().sum::<usize>() >= 98, "{:?}", &at[2900..]);
+        assert_eq!(bad, 40 * MS);
+    }
+}
