@@ -89,6 +89,11 @@ impl Client {
         self.device
     }
 
+    /// Its subdevice object.
+    pub(crate) fn subdevice(&self) -> RawHandle {
+        self.subdevice
+    }
+
     /// A handle that no other object of this client has (the driver refuses one that does, after 16 million).
     pub(crate) fn next_object(&self) -> RawHandle {
         FIRST_OBJECT + 0x10 + self.named.fetch_add(1, Ordering::Relaxed) % 0x00FF_FF00

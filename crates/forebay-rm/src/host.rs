@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use bytemuck::Zeroable;
 use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
@@ -88,6 +88,36 @@ fn has_control_file(pid: u32) -> bool {
     fds.filter_map(|e| e.ok()).any(is)
 }
 
+impl HostFile {
+    /// Maps through a file that nothing else is mapped through: the kernel keeps one mapping in the making for each.
+    fn map_through(
+        &self,
+        file: &File,
+        c: &mut MapMemory,
+        window: impl FnOnce(BorrowedFd<'_>, usize) -> io::Result<Window>,
+    ) -> io::Result<Option<Window>> {
+        c.fd = file.as_raw_fd();
+        call(|| {
+            // SAFETY: the opcode's size is that of `MapMemory`.
+            unsafe {
+                ioctl(self.control.as_fd(), Updater::<{ escape::<MapMemory>(ESC_MAP_MEMORY) }, MapMemory>::new(c))
+            }
+        })?;
+        if c.status != crate::error::OK {
+            return Ok(None);
+        }
+        match window(file.as_fd(), c.length as usize) {
+            Ok(window) => Ok(Some(window)),
+            Err(why) => {
+                let (client, device, memory, linear) = (c.client, c.device, c.memory, c.linear);
+                let mut undo = UnmapMemory { client, device, memory, linear, ..UnmapMemory::default() };
+                let _ = self.unmap(&mut undo);
+                Err(why)
+            }
+        }
+    }
+}
+
 const fn escape<T>(number: u8) -> Opcode {
     opcode::read_write::<T>(MAGIC, number)
 }
@@ -129,32 +159,18 @@ impl ControlFile for HostFile {
     }
 
     fn map(&self, gpu: u32, c: &mut MapMemory) -> io::Result<Option<Window>> {
-        // The kernel keeps one mapping in the making for each open file.
         let file = File::options().read(true).write(true).open(format!("/dev/nvidia{gpu}"))?;
         let mut control = self.control.as_raw_fd();
         call(|| {
             // SAFETY: the opcode's size is that of a descriptor.
             unsafe { ioctl(file.as_fd(), Updater::<{ escape::<i32>(ESC_REGISTER_FD) }, i32>::new(&mut control)) }
         })?;
-        c.fd = file.as_raw_fd();
-        call(|| {
-            // SAFETY: the opcode's size is that of `MapMemory`.
-            unsafe {
-                ioctl(self.control.as_fd(), Updater::<{ escape::<MapMemory>(ESC_MAP_MEMORY) }, MapMemory>::new(c))
-            }
-        })?;
-        if c.status != crate::error::OK {
-            return Ok(None);
-        }
-        match Window::map(file.as_fd(), 0, c.length as usize, None) {
-            Ok(window) => Ok(Some(window)),
-            Err(why) => {
-                let (client, device, memory, linear) = (c.client, c.device, c.memory, c.linear);
-                let mut undo = UnmapMemory { client, device, memory, linear, ..UnmapMemory::default() };
-                let _ = self.unmap(&mut undo);
-                Err(why)
-            }
-        }
+        self.map_through(&file, c, |file, len| Window::map(file, 0, len, None))
+    }
+
+    fn map_system(&self, c: &mut MapMemory) -> io::Result<Option<Window>> {
+        let file = File::options().read(true).write(true).open(CONTROL_PATH)?;
+        self.map_through(&file, c, |file, len| Window::map_read_only(file, len, None))
     }
 
     fn unmap(&self, c: &mut UnmapMemory) -> io::Result<()> {

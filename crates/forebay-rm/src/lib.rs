@@ -5,6 +5,7 @@
 //! - [`error`]: a status or a failed call as a typed error that names the call.
 //! - [`Client`] and [`Target`]: a client of our own, and another process whose channels can be found, given time slices,
 //!   suspended and resumed. What was changed is undone when the value that changed it is dropped.
+//! - [`SwitchLog`]: the GPU's log of context switches; [`holds`] makes of it who held the GPU from when to when.
 //! - [`Aperture`]: device memory that CUDA allocated, mapped into this process.
 //! - [`Rm`]: what lies beneath, the calls into the kernel: [`Host`] makes them, [`fake::FakeRm`] answers them from memory
 //!   with the driver's own checks and a model of the hardware's round-robin.
@@ -34,8 +35,10 @@ mod aperture;
 mod client;
 pub mod error;
 pub mod fake;
+pub mod holds;
 mod host;
 mod rm;
+mod switches;
 pub mod sys;
 mod target;
 
@@ -44,4 +47,5 @@ pub use client::Client;
 pub use error::{Error, Result};
 pub use host::Host;
 pub use rm::{ControlFile, Rm, Window};
+pub use switches::{RECORDS, SwitchLog};
 pub use target::{ChannelGroup, Handle, Slices, Suspension, Target};

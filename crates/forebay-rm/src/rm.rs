@@ -40,6 +40,15 @@ pub trait ControlFile: Send + Sync {
         Err(std::io::ErrorKind::Unsupported.into())
     }
 
+    /// The same of memory of the system, for reading, through a control file of its own.
+    ///
+    /// # Errors
+    /// As [`ControlFile::control`].
+    fn map_system(&self, call: &mut MapMemory) -> std::io::Result<Option<Window>> {
+        let _ = call;
+        Err(std::io::ErrorKind::Unsupported.into())
+    }
+
     /// `ESC_UNMAP_MEMORY`, after the window has gone.
     ///
     /// # Errors
@@ -80,7 +89,29 @@ impl Window {
         len: usize,
         with: Option<Box<dyn Any + Send + Sync>>,
     ) -> std::io::Result<Self> {
-        let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+        Self::new(file, offset, len, ProtFlags::READ | ProtFlags::WRITE, with)
+    }
+
+    /// Maps `len` bytes of `file`, shared, for reading.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn map_read_only(
+        file: BorrowedFd<'_>,
+        len: usize,
+        with: Option<Box<dyn Any + Send + Sync>>,
+    ) -> std::io::Result<Self> {
+        Self::new(file, 0, len, ProtFlags::READ, with)
+    }
+
+    fn new(
+        file: BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+        prot: ProtFlags,
+        with: Option<Box<dyn Any + Send + Sync>>,
+    ) -> std::io::Result<Self> {
+        let flags = MapFlags::SHARED;
         // SAFETY: the kernel chooses the place, so nothing else is there.
         let p: *mut c_void = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, flags, file, offset)? };
         let ptr = NonNull::new(p.cast()).ok_or(std::io::ErrorKind::InvalidData)?;

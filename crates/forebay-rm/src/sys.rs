@@ -3,7 +3,11 @@
 //!
 //! All integers are little-endian and naturally aligned; padding is spelled out, so that every struct is plain bytes.
 
+mod events;
+
 use bytemuck::{Pod, Zeroable};
+
+pub use events::*;
 
 /// Driver series whose layouts these are.
 pub const DRIVER_SERIES: u32 = 580;
@@ -358,4 +362,12 @@ layout! {
     Timeslice, 8;
     DisableChannels, 536, count at 4, only_scheduling at 8, event at 16, clients at 24, channels at 280;
     Card, 72, domain at 4, gpu at 16, registers at 24, minor at 56;
+    MemoryAlloc, 128, attributes at 24, range_low at 48, size at 64, address at 96, numa at 120;
+    EventBufferAlloc, 72, record_size at 16, notification at 40, subdevice at 52, header_memory at 60;
+    Header, 32, put at 4, count at 8, dropped at 16;
+    Record, 32, tag at 8, sequence at 10, context at 12, pid at 16, at_ns at 24;
+    BindLog, 24, all_users at 16, reason at 20;
+    EnableEvents, 8, flags at 4;
+    UpdateGet, 8, vardata at 4;
+    GpuTime, 8;
 }

@@ -9,6 +9,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use super::DEFAULT_SLICE_US;
+use super::log::Change;
 use crate::sys::RawHandle;
 
 /// Cost of a change between groups, µs.
@@ -69,6 +70,9 @@ pub struct Gpu {
     /// Who holds the GPU, and how much of the slice is used.
     holder: Option<(usize, u64)>,
     switches: u64,
+    /// Whose context is on the GPU: process and group, which may have gone since.
+    resident: Option<(u32, usize)>,
+    changes: Vec<Change>,
 }
 
 impl Gpu {
@@ -150,6 +154,26 @@ impl Gpu {
         self.switches
     }
 
+    /// µs since it began.
+    pub fn now_us(&self) -> u64 {
+        self.now_us
+    }
+
+    /// What its log has recorded since this was asked last.
+    pub(super) fn changes(&mut self) -> Vec<Change> {
+        std::mem::take(&mut self.changes)
+    }
+
+    /// The context of `to` comes onto the GPU at `at_us`, that of whoever was there has gone when the switch began.
+    fn load(&mut self, to: usize, at_us: u64) {
+        let began = at_us.saturating_sub(SWITCH_US);
+        let pid = self.groups.get(&to).map_or(0, |g| g.pid);
+        if let Some((pid, group)) = self.resident.replace((pid, to)) {
+            self.changes.push(Change { at_us: began, pid, context: group as u32, begins: false });
+        }
+        self.changes.push(Change { at_us, pid, context: to as u32, begins: true });
+    }
+
     fn arrive(&mut self) {
         let now = self.now_us;
         for g in self.groups.values_mut() {
@@ -180,6 +204,7 @@ impl Gpu {
                         self.switches += 1;
                         self.now_us += SWITCH_US;
                         self.holder = Some((next, 0));
+                        self.load(next, self.now_us);
                         continue;
                     }
                     None => {

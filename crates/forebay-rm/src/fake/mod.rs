@@ -6,22 +6,27 @@
 //! did it has gone; questions about clients that do not exist are counted, since the driver logs them.
 
 mod gpu;
+mod log;
 pub mod remote;
 
+use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 pub use gpu::{Gpu, Load, SWITCH_US};
+pub use log::DRAIN_US;
 
 use crate::error::{self, Error, Result};
 use crate::rm::{ControlFile, Rm, Window};
 use crate::sys::{
-    Alloc, CLASS_CLIENT, CLASS_DEVICE, CLASS_GROUP, CLASS_MEMORY, CLASS_SUBDEVICE, CMD_DISABLE_CHANNELS,
-    CMD_GET_TIMESLICE, CMD_HANDLE_INFO, CMD_ID_INFO, CMD_IMPORT_OBJECT, CMD_SET_TIMESLICE, Card, Control,
-    DisableChannels, FIRST_CLIENT, FIRST_OBJECT, Free, HandleInfo, IMPORT_RM_OBJECT, INFO_CLASS, INFO_PARENT, IdInfo,
-    ImportObject, MAX_CHANNELS, MapMemory, RawHandle, Timeslice, UnmapMemory, is_channel,
+    Alloc, BindLog, CLASS_CLIENT, CLASS_DEVICE, CLASS_EVENT_BUFFER, CLASS_GROUP, CLASS_MEMORY, CLASS_SUBDEVICE,
+    CLASS_SYSTEM_MEMORY, CMD_BIND_LOG, CMD_DISABLE_CHANNELS, CMD_ENABLE_EVENTS, CMD_FLUSH, CMD_GET_TIMESLICE,
+    CMD_GPU_TIME, CMD_HANDLE_INFO, CMD_ID_INFO, CMD_IMPORT_OBJECT, CMD_SET_TIMESLICE, CMD_UPDATE_GET, Card, Control,
+    DisableChannels, EnableEvents, EventBufferAlloc, FIRST_CLIENT, FIRST_OBJECT, Free, GpuTime, HandleInfo,
+    IMPORT_RM_OBJECT, INFO_CLASS, INFO_PARENT, IdInfo, ImportObject, MAP_READ_ONLY, MAX_CHANNELS, MapMemory,
+    MemoryAlloc, RawHandle, Timeslice, UnmapMemory, UpdateGet, is_channel,
 };
 
 /// The driver's default slice of a compute group.
@@ -50,6 +55,12 @@ struct State {
     wrong_order: usize,
     /// With which status mappings are refused.
     refuse_mapping: Option<u32>,
+    /// With which status the log is refused.
+    refuse_log: Option<u32>,
+    buffers: log::Buffers,
+    pending: log::Pending,
+    /// Records of the log that go missing from now on.
+    lose: u32,
 }
 
 struct Mapping {
@@ -57,6 +68,8 @@ struct Mapping {
     memory: RawHandle,
     /// Lives while the processor's mapping does.
     window: Weak<()>,
+    /// The memory.
+    file: Arc<OwnedFd>,
 }
 
 /// An open file description: lives while any duplicate of it is held.
@@ -98,17 +111,22 @@ impl FakeRm {
             next_mapping: 0x4000_0000,
             wrong_order: 0,
             refuse_mapping: None,
+            refuse_log: None,
+            buffers: BTreeMap::new(),
+            pending: log::Pending::default(),
+            lose: 0,
         })))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         let mut s = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // Clients whose last file has been closed are gone, and with them their groups.
-        let State { clients, gpu, .. } = &mut *s;
-        clients.retain(|_, c| {
+        let State { clients, gpu, buffers, .. } = &mut *s;
+        clients.retain(|handle, c| {
             let alive = c.file.strong_count() > 0;
             if !alive {
                 c.objects.values().filter_map(|o| o.group).for_each(|g| gpu.remove(g));
+                buffers.retain(|(client, _), _| client != handle);
             }
             alive
         });
@@ -163,7 +181,9 @@ impl FakeRm {
 
     /// Lets the GPU run for `us`.
     pub fn run(&self, us: u64) {
-        self.lock().gpu.run(us);
+        let mut s = self.lock();
+        s.gpu.run(us);
+        s.drain(false);
     }
 
     /// Time that a process's groups have held the GPU in kernels, µs; none for a process without any.
@@ -201,6 +221,26 @@ impl FakeRm {
     /// From now on mappings are refused with this status, as in confidential computing; none allows them again.
     pub fn refuse_mapping(&self, status: Option<u32>) {
         self.lock().refuse_mapping = status;
+    }
+
+    /// Where another process finds the memory of a mapping.
+    fn path_of(&self, linear: u64) -> Option<String> {
+        self.lock().mappings.get(&linear).map(|m| log::path_of(&m.file))
+    }
+
+    /// From now on the log is refused with this status, as without root; none allows it again.
+    pub fn refuse_log(&self, status: Option<u32>) {
+        self.lock().refuse_log = status;
+    }
+
+    /// The next so many records of the log go missing.
+    pub fn lose_records(&self, n: u32) {
+        self.lock().lose = n;
+    }
+
+    /// Logs that are switched on.
+    pub fn logs(&self) -> usize {
+        self.lock().buffers.values().filter(|b| b.bound).count()
     }
 
     /// Lines that questions about absent clients have left in the kernel's log.
@@ -284,8 +324,75 @@ impl State {
                 Ok(())
             }
             (CMD_DISABLE_CHANNELS, CLASS_SUBDEVICE) => self.disable(typed(params)?),
+            (CMD_GPU_TIME, CLASS_SUBDEVICE) => {
+                typed::<GpuTime>(params)?.ns = self.gpu.now_us() * 1000;
+                Ok(())
+            }
+            (CMD_BIND_LOG, CLASS_SUBDEVICE) => {
+                let p: &BindLog = typed(params)?;
+                self.refuse_log.map_or(Ok(()), Err)?;
+                let buffer = self.buffers.get_mut(&(call.client, p.buffer)).ok_or(error::INVALID_OBJECT_HANDLE)?;
+                if p.record_size != 24 || p.all_users != 1 {
+                    return Err(error::INVALID_ARGUMENT);
+                }
+                buffer.bound = true;
+                Ok(())
+            }
+            (CMD_ENABLE_EVENTS | CMD_UPDATE_GET | CMD_FLUSH, CLASS_EVENT_BUFFER) => self.event_buffer(call, params),
             _ => Err(error::INVALID_COMMAND),
         }
+    }
+
+    /// What the GPU has recorded goes to the logs.
+    fn drain(&mut self, asked: bool) {
+        for c in self.gpu.changes() {
+            self.pending.note(c);
+            if self.lose > 0 {
+                self.lose -= 1;
+                self.pending.lose();
+            }
+        }
+        self.pending.drain(self.gpu.now_us(), asked, self.buffers.values_mut());
+    }
+
+    /// RM's part of a mapping: the file, and what lives as long as the processor's part. The status is in `call`.
+    fn mapping(
+        &mut self,
+        id: &Arc<FileId>,
+        call: &mut MapMemory,
+    ) -> Option<(Arc<OwnedFd>, Box<dyn Any + Send + Sync>)> {
+        let file = self.client(id, call.client).and_then(|c| {
+            c.objects.get(&call.memory).and_then(|o| o.memory.clone()).ok_or(error::INVALID_OBJECT_HANDLE)
+        });
+        let fits = |f: &Arc<OwnedFd>| {
+            let size = rustix::fs::fstat(f).map_or(0, |s| s.st_size as u64);
+            call.length > 0 && call.offset.checked_add(call.length).is_some_and(|end| end <= size)
+        };
+        let file = file.and_then(|f| if fits(&f) { Ok(f) } else { Err(error::INVALID_ARGUMENT) });
+        call.status = status(file.as_ref().map(drop).map_err(|e| *e));
+        let file = file.ok()?;
+        let alive = Arc::new(());
+        call.linear = self.next_mapping;
+        self.next_mapping += 1 << 21;
+        let mapping =
+            Mapping { client: call.client, memory: call.memory, window: Arc::downgrade(&alive), file: file.clone() };
+        self.mappings.insert(call.linear, mapping);
+        Some((file, Box::new(alive)))
+    }
+
+    /// Commands of an event buffer.
+    fn event_buffer(&mut self, call: &Control, params: &mut [u8]) -> Result<(), u32> {
+        let name = (call.client, call.object);
+        if call.cmd == CMD_FLUSH {
+            self.drain(true);
+            return Ok(());
+        }
+        let buffer = self.buffers.get_mut(&name).ok_or(error::INVALID_OBJECT_HANDLE)?;
+        if call.cmd == CMD_ENABLE_EVENTS {
+            buffer.enabled = typed::<EnableEvents>(params)?.enable != 0;
+            return Ok(());
+        }
+        if buffer.read_up_to(typed::<UpdateGet>(params)?.records) { Ok(()) } else { Err(error::INVALID_ARGUMENT) }
     }
 
     /// Not bound to a file: the lists may name anybody's channels.
@@ -314,6 +421,11 @@ fn typed<P: bytemuck::Pod>(params: &mut [u8]) -> Result<&mut P, u32> {
     bytemuck::try_from_bytes_mut(params).map_err(|_| error::INVALID_ARGUMENT)
 }
 
+/// As [`typed`], of bytes that lie anywhere.
+fn read<P: bytemuck::Pod>(params: &[u8]) -> Result<P, u32> {
+    bytemuck::try_pod_read_unaligned(params).map_err(|_| error::INVALID_ARGUMENT)
+}
+
 struct FakeFile {
     rm: FakeRm,
     id: Arc<FileId>,
@@ -334,7 +446,7 @@ impl ControlFile for FakeFile {
         Ok(())
     }
 
-    fn alloc(&self, call: &mut Alloc, _: &mut [u8]) -> io::Result<()> {
+    fn alloc(&self, call: &mut Alloc, params: &mut [u8]) -> io::Result<()> {
         let mut s = self.rm.lock();
         if call.class == CLASS_CLIENT {
             call.new = s.new_client(&self.id);
@@ -342,18 +454,39 @@ impl ControlFile for FakeFile {
             return Ok(());
         }
         let (class, parent, new, root) = (call.class, call.parent, call.new, call.root);
+        let mut buffer = None;
         call.status = status(s.client(&self.id, root).and_then(|c| {
+            let mut memory = None;
+            let of_device = c.objects.get(&parent).is_some_and(|o| o.class == CLASS_DEVICE);
             let fits = match class {
                 CLASS_DEVICE => parent == root,
-                CLASS_SUBDEVICE => c.objects.get(&parent).is_some_and(|o| o.class == CLASS_DEVICE),
+                CLASS_SUBDEVICE => of_device,
+                CLASS_SYSTEM_MEMORY => {
+                    let p: MemoryAlloc = read(params)?;
+                    memory = log::system_memory(p.size).ok().map(Arc::new);
+                    of_device && p.size > 0 && memory.is_some()
+                }
+                CLASS_EVENT_BUFFER => {
+                    let p: EventBufferAlloc = read(params)?;
+                    let memory = |h| c.objects.get(&h).and_then(|o: &Object| o.memory.clone());
+                    let on = c.objects.get(&p.subdevice).is_some_and(|o| o.class == CLASS_SUBDEVICE);
+                    let both = memory(p.header_memory).zip(memory(p.record_memory));
+                    // A number that is no event of this client would be taken for an address in the kernel.
+                    assert_eq!(p.notification, 0, "a live event, or nothing");
+                    buffer = both.and_then(|(h, r)| log::EventBuffer::new(&p, h, r));
+                    parent == root && on && buffer.is_some()
+                }
                 _ => false,
             };
             if !fits || c.objects.contains_key(&new) {
                 return Err(error::INVALID_ARGUMENT);
             }
-            c.objects.insert(new, Object { class, parent, group: None, memory: None });
+            c.objects.insert(new, Object { class, parent, group: None, memory });
             Ok(())
         }));
+        if let Some(b) = buffer.filter(|_| call.status == error::OK) {
+            s.buffers.insert((root, new), b);
+        }
         Ok(())
     }
 
@@ -365,32 +498,32 @@ impl ControlFile for FakeFile {
         }));
         let orphans = s.mappings.values().filter(|m| m.client == root && (m.memory == old || root == old)).count();
         s.wrong_order += orphans;
+        if call.status == error::OK {
+            s.buffers.retain(|(client, buffer), _| *client != root || (*buffer != old && old != root));
+        }
         if call.status == error::OK && root == old {
             s.clients.remove(&root);
         }
         Ok(())
     }
 
+    fn map_system(&self, call: &mut MapMemory) -> io::Result<Option<Window>> {
+        if call.flags & MAP_READ_ONLY == 0 {
+            call.status = error::INVALID_ARGUMENT;
+            return Ok(None);
+        }
+        let Some((file, with)) = self.rm.lock().mapping(&self.id, call) else { return Ok(None) };
+        Window::map_read_only(file.as_fd(), call.length as usize, Some(with)).map(Some)
+    }
+
     fn map(&self, gpu: u32, call: &mut MapMemory) -> io::Result<Option<Window>> {
         let mut s = self.rm.lock();
-        let refused = s.refuse_mapping.filter(|_| gpu == 0);
-        let file = s.client(&self.id, call.client).and_then(|c| {
-            let object = c.objects.get(&call.memory).and_then(|o| o.memory.clone());
-            refused.map_or(object.ok_or(error::INVALID_OBJECT_HANDLE), Err)
-        });
-        let fits = |f: &Arc<OwnedFd>| {
-            let size = rustix::fs::fstat(f).map_or(0, |s| s.st_size as u64);
-            call.length > 0 && call.offset.checked_add(call.length).is_some_and(|end| end <= size)
-        };
-        let file = file.and_then(|f| if fits(&f) { Ok(f) } else { Err(error::INVALID_ARGUMENT) });
-        call.status = status(file.as_ref().map(drop).map_err(|e| *e));
-        let Ok(file) = file else { return Ok(None) };
-        let alive = Arc::new(());
-        call.linear = s.next_mapping;
-        s.next_mapping += 1 << 21;
-        let mapping = Mapping { client: call.client, memory: call.memory, window: Arc::downgrade(&alive) };
-        s.mappings.insert(call.linear, mapping);
-        Window::map(file.as_fd(), call.offset, call.length as usize, Some(Box::new(alive))).map(Some)
+        if let Some(refused) = s.refuse_mapping.filter(|_| gpu == 0) {
+            call.status = refused;
+            return Ok(None);
+        }
+        let Some((file, with)) = s.mapping(&self.id, call) else { return Ok(None) };
+        Window::map(file.as_fd(), call.offset, call.length as usize, Some(with)).map(Some)
     }
 
     fn unmap(&self, call: &mut UnmapMemory) -> io::Result<()> {

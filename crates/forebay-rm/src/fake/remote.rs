@@ -3,14 +3,15 @@
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::FakeRm;
 use crate::error::{Error, Result};
-use crate::rm::{ControlFile, Rm};
-use crate::sys::{Alloc, Card, Control, Free};
+use crate::rm::{ControlFile, Rm, Window};
+use crate::sys::{Alloc, Card, Control, Free, MapMemory, UnmapMemory};
 
 /// Longest frame, bytes.
 const MAX_FRAME: usize = 1 << 20;
@@ -49,6 +50,8 @@ const FREE: u32 = 6;
 const CARDS: u32 = 7;
 const CLOSE: u32 = 8;
 const GPU_TIME: u32 = 9;
+const MAP_SYSTEM: u32 = 10;
+const UNMAP: u32 = 11;
 
 /// Answers connections at `path` from `rm` until the process ends.
 ///
@@ -107,7 +110,7 @@ fn answer(rm: &FakeRm, mut stream: UnixStream) -> io::Result<()> {
                 let t = rm.gpu_time(argument);
                 write_frame(&mut stream, &[if t.is_some() { &good } else { &bad }, &t.unwrap_or(0).to_le_bytes()])?;
             }
-            CONTROL | ALLOC | FREE | CARDS => {
+            CONTROL | ALLOC | FREE | CARDS | MAP_SYSTEM | UNMAP => {
                 let Some(f) = files.get(&argument) else {
                     write_frame(&mut stream, &[&bad])?;
                     continue;
@@ -122,6 +125,18 @@ fn answer(rm: &FakeRm, mut stream: UnixStream) -> io::Result<()> {
                         let (mut call, mut params) = split::<Alloc>(rest);
                         f.alloc(&mut call, &mut params)?;
                         write_frame(&mut stream, &[&good, bytemuck::bytes_of(&call), &params])?;
+                    }
+                    MAP_SYSTEM => {
+                        let (mut call, _) = split::<MapMemory>(rest);
+                        // Mapped here for a moment, there by the path of its file.
+                        let mapped = f.map_system(&mut call)?.is_some();
+                        let path = rm.path_of(call.linear).filter(|_| mapped).unwrap_or_default();
+                        write_frame(&mut stream, &[&good, bytemuck::bytes_of(&call), path.as_bytes()])?;
+                    }
+                    UNMAP => {
+                        let (mut call, _) = split::<UnmapMemory>(rest);
+                        f.unmap(&mut call)?;
+                        write_frame(&mut stream, &[&good, bytemuck::bytes_of(&call)])?;
                     }
                     FREE => {
                         let (mut call, _) = split::<Free>(rest);
@@ -236,6 +251,21 @@ impl ControlFile for RemoteFile {
 
     fn free(&self, call: &mut Free) -> io::Result<()> {
         self.call(FREE, call, &mut [])
+    }
+
+    fn map_system(&self, call: &mut MapMemory) -> io::Result<Option<Window>> {
+        let reply = ask(&self.stream, MAP_SYSTEM, self.file, &[bytemuck::bytes_of(call)])?;
+        let (answer, path) = split::<MapMemory>(&reply);
+        *call = answer;
+        if path.is_empty() {
+            return Ok(None);
+        }
+        let file = std::fs::File::open(std::str::from_utf8(&path).map_err(|_| io::ErrorKind::InvalidData)?)?;
+        Window::map_read_only(file.as_fd(), call.length as usize, None).map(Some)
+    }
+
+    fn unmap(&self, call: &mut UnmapMemory) -> io::Result<()> {
+        self.call(UNMAP, call, &mut [])
     }
 
     fn cards(&self) -> io::Result<Vec<Card>> {
