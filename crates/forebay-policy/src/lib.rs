@@ -17,6 +17,7 @@
 pub mod credit;
 pub mod priority;
 pub mod queue;
+pub mod reserve;
 pub mod share;
 
 pub use priority::{Stats, effective};

@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 /// Version of the protocol. Another one is refused: program and service come from one build.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// Longest request, bytes.
 pub const MAX_REQUEST: usize = 512;
 /// Longest reply, bytes.
@@ -217,6 +217,10 @@ pub struct Process {
     pub spent_ns: u64,
     /// Where that number is from.
     pub source: Source,
+    /// How often it has come onto the device, where that is known.
+    pub switches: Option<u64>,
+    /// Time for which it was kept off the device since it is known, ns, where that is counted.
+    pub off_ns: Option<u64>,
     /// How its share is enforced.
     pub level: Level,
 }
@@ -333,6 +337,8 @@ mod tests {
             used: u64::MAX,
             spent_ns: u64::MAX,
             source: Source::Program,
+            switches: Some(3),
+            off_ns: None,
             level: Level::Credit,
         };
         let reply = Reply::Processes { processes: vec![p; MAX_LISTED], more: true };

@@ -48,4 +48,4 @@ pub use error::{Error, Result};
 pub use host::Host;
 pub use rm::{ControlFile, Rm, Window};
 pub use switches::{RECORDS, SwitchLog};
-pub use target::{ChannelGroup, Handle, Slices, Suspension, Target};
+pub use target::{ChannelGroup, DEFAULT_SLICE_US, Handle, Slices, Suspension, Target, restore_slices};

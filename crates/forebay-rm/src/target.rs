@@ -21,6 +21,8 @@ const MAX_OBJECTS: u32 = 0x1000;
 const MAX_MISSES: u32 = 512;
 /// Shortest slice that leaves a process able to get on: a context switch costs about 150 µs.
 pub const MIN_SLICE_US: u64 = 50;
+/// What the driver gives a compute group.
+pub const DEFAULT_SLICE_US: u64 = 2048;
 /// Longest slice.
 pub const MAX_SLICE_US: u64 = 100_000;
 
@@ -108,6 +110,16 @@ impl Target {
         Ok(())
     }
 
+    /// Groups whose slice is `left_us`, which somebody who ended badly has left behind, get the driver's default.
+    ///
+    /// # Errors
+    /// As [`Target::slice`].
+    pub fn heal_slices(&mut self, own: &Client, left_us: u64) -> Result<()> {
+        let left: Vec<ChannelGroup> = self.groups.iter().copied().filter(|g| g.slice_us == left_us).collect();
+        self.groups.iter_mut().filter(|g| g.slice_us == left_us).for_each(|g| g.slice_us = DEFAULT_SLICE_US);
+        if left.is_empty() { Ok(()) } else { set_slices(own, self.pid, &left, |_| DEFAULT_SLICE_US) }
+    }
+
     /// The process.
     pub fn pid(&self) -> u32 {
         self.pid
@@ -173,6 +185,14 @@ impl Target {
         set_slices(own, self.pid, &self.groups, |_| us)?;
         Ok(s)
     }
+}
+
+/// Gives channel groups of a process the slices that are said of them: for a guardian, who knows what was changed.
+///
+/// # Errors
+/// The first failure; all are tried.
+pub fn restore_slices(own: &Client, pid: u32, groups: &[ChannelGroup]) -> Result<()> {
+    set_slices(own, pid, groups, |g| g.slice_us)
 }
 
 /// Sets slices through the process's own files, which are held for no longer than that.

@@ -6,18 +6,24 @@
 //! calm stretch the oracles are asked:
 //! 1. whoever had work all the time has its share of the time, within [`TOLERANCE`];
 //! 2. the GPU was not idle while somebody had work: the total is what is possible, within [`TOLERANCE`];
-//! 3. once the agent has gone by itself, nobody is suspended; and once a killed one's successor has adopted everybody,
-//!    nobody is suspended who should not be.
+//! 3. once the agent has gone by itself, nobody is suspended and nobody's slices are changed; and once a killed one's
+//!    successor has adopted everybody, nobody is suspended who should not be;
+//! 4. the kernels of an interactive process with a short one every few milliseconds are done within [`PROMPT_US`], but for
+//!    one in a hundred; and one that never rests takes no more than its reserve and a normal member's share from others.
+//!
+//! Time on the GPU is what the agent reads from the log of context switches; the oracles ask the fake itself.
 //!
 //! Everything follows from the seed; the trace's hash says so.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use forebay_policy::reserve;
 use forebay_policy::share::{Class, Member, WHOLE, shares};
 use forebay_rm::Client;
-use forebay_rm::fake::{FakeRm, Load};
-use forebayd::agent::{Agent, Meter, Refused};
+use forebay_rm::fake::{FakeRm, Load, SWITCH_US};
+use forebayd::accounts::LogMeter;
+use forebayd::agent::{Agent, Refused};
 
 use crate::{BEGIN, Outcome, noted};
 
@@ -29,23 +35,19 @@ const STRETCH_US: u64 = 5_000_000;
 const SETTLE_US: u64 = 1_000_000;
 /// What an idle agent waits before it looks again, µs.
 const IDLE_LOOK_US: u64 = 25_000;
+/// Within so much an interactive process's kernel of 100 µs is done, µs: somebody's short turn, switches, and itself.
+const PROMPT_US: u64 = 700;
 /// Stretches of a scenario.
 const STRETCHES: usize = 6;
-
-struct FakeMeter(FakeRm);
-
-impl Meter for FakeMeter {
-    fn used_ns(&mut self, pid: u32) -> Option<u64> {
-        self.0.gpu_time(pid).map(|us| us * 1000)
-    }
-}
 
 struct World {
     rng: fastrand::Rng,
     rm: FakeRm,
-    agent: Agent<FakeMeter>,
+    agent: Agent<LogMeter>,
     /// Class of each process, and whether it has work.
     processes: BTreeMap<u32, (Class, bool)>,
+    /// Interactive processes, and whether each never rests.
+    interactive: BTreeMap<u32, bool>,
     next_pid: u32,
     /// A mistake that the oracles must find: windows are not charged.
     broken: bool,
@@ -53,11 +55,12 @@ struct World {
     violations: Vec<String>,
 }
 
-fn open(rm: &FakeRm) -> Agent<FakeMeter> {
-    match Client::open(Arc::new(rm.clone()), 0) {
-        Ok(own) => Agent::new(Arc::new(own), FakeMeter(rm.clone())),
-        Err(e) => unreachable!("the fake has a driver: {e}"),
-    }
+fn open(rm: &FakeRm) -> Agent<LogMeter> {
+    let agent = Client::open(Arc::new(rm.clone()), 0).and_then(|own| {
+        let own = Arc::new(own);
+        Ok(Agent::new(own.clone(), LogMeter::open(own)?))
+    });
+    agent.unwrap_or_else(|e| unreachable!("the fake has a driver and a log: {e}"))
 }
 
 /// Runs one scenario.
@@ -70,6 +73,7 @@ pub fn run(seed: u64, broken: bool) -> Outcome {
         agent: open(&rm),
         rm,
         processes: BTreeMap::new(),
+        interactive: BTreeMap::new(),
         next_pid: 100,
         broken,
         hash: BEGIN,
@@ -83,8 +87,10 @@ pub fn run(seed: u64, broken: bool) -> Outcome {
         w.pass(SETTLE_US);
         w.judge();
     }
-    let World { rm, agent, processes, hash, mut violations, .. } = w;
+    let World { rm, agent, processes, interactive, hash, mut violations, .. } = w;
     drop(agent);
+    let all = || processes.keys().chain(interactive.keys());
+    violations.extend(all().filter(|p| rm.is_sliced(**p)).map(|p| format!("{p} was left with another slice")));
     violations.extend(processes.keys().filter(|p| rm.is_suspended(**p)).map(|p| format!("{p} was left suspended")));
     Outcome { hash, judged: STRETCHES, violations }
 }
@@ -126,13 +132,27 @@ impl World {
         }
     }
 
+    /// Someone who wants to be let through at once: now and then, or (seldom) all the time.
+    fn call(&mut self) {
+        let pid = self.next_pid;
+        self.next_pid += 1;
+        let never_rests = self.rng.u32(0..4) == 0;
+        let think_us = if never_rests { 20 } else { self.rng.u64(3000..7000) };
+        self.rm.start(pid, 1, 2, Load { kernel_us: 100, depth: 1, think_us });
+        match self.agent.adopt(pid, Class::Interactive, 0) {
+            Ok(()) => drop(self.interactive.insert(pid, never_rests)),
+            Err(e) => self.violations.push(format!("{pid} was not adopted: {e:?}")),
+        }
+        self.note(u64::from(pid) << 32 | think_us);
+    }
+
     fn any(&mut self) -> Option<u32> {
         let n = self.processes.len();
         if n == 0 { None } else { self.processes.keys().nth(self.rng.usize(0..n)).copied() }
     }
 
     fn event(&mut self) {
-        let what = self.rng.u32(0..7);
+        let what = self.rng.u32(0..9);
         self.note(u64::from(what));
         let Some(pid) = self.any() else { return self.arrive() };
         match what {
@@ -154,11 +174,25 @@ impl World {
                 // Killed: nothing is given back. The next one adopts everybody.
                 let killed = std::mem::replace(&mut self.agent, open(&self.rm));
                 std::mem::forget(killed);
+                for pid in self.interactive.clone().into_keys() {
+                    if let Err(e) = self.agent.adopt(pid, Class::Interactive, 0) {
+                        self.violations.push(format!("{pid} was not adopted again: {e:?}"));
+                    }
+                }
                 for (pid, (class, _)) in self.processes.clone() {
                     self.adopt(pid, class);
+                    if self.rm.is_sliced(pid) {
+                        self.violations.push(format!("{pid} still has another slice after it was adopted"));
+                    }
                     if self.rm.is_suspended(pid) {
                         self.violations.push(format!("{pid} is still suspended after it was adopted"));
                     }
+                }
+            }
+            6 if self.interactive.is_empty() => self.call(),
+            6 => {
+                if let Some((pid, _)) = self.interactive.pop_first() {
+                    self.rm.kill(pid);
                 }
             }
             _ => {}
@@ -193,14 +227,32 @@ impl World {
             .collect();
         let want = shares(&members);
         let time = |w: &World, m: &Member| w.rm.gpu_time(m.id as u32).unwrap_or(0);
+        self.interactive.keys().for_each(|p| drop(self.rm.latencies(*p)));
         let before: Vec<u64> = members.iter().map(|m| time(self, m)).collect();
         self.pass(STRETCH_US);
         let got: Vec<u64> = members.iter().zip(before).map(|(m, b)| time(self, m) - b).collect();
         got.iter().for_each(|g| self.note(*g));
         let total: u64 = got.iter().sum();
         let wanted: u64 = want.iter().sum();
+        self.judge_interactive();
+        if self.interactive.values().any(|never_rests| *never_rests) {
+            // What it takes beyond its reserve depends on how it is classed from moment to moment; the others share what
+            // is left of the time in proportion, and that is at least so much.
+            let one_more = Member { id: 0, class: Class::Normal, nice: 0, active: true };
+            let want = shares(&[members.as_slice(), &[one_more]].concat());
+            for ((m, want), got) in members.iter().zip(want).zip(got) {
+                let least = want * (WHOLE - reserve::SHARE) / WHOLE * 7 / 10;
+                if m.class != Class::Background && got * WHOLE / STRETCH_US < least {
+                    self.violations
+                        .push(format!("{m:?} had {got} µs beside one that never rests: {least} millionths due"));
+                }
+            }
+            return;
+        }
         // A window begins with a switch, and kernels run past its end.
-        if wanted > 0 && total * WHOLE / STRETCH_US < WHOLE - 2 * TOLERANCE {
+        // Whoever comes every 3 ms takes two switches and a kernel.
+        let calls = if self.interactive.is_empty() { 0 } else { (2 * SWITCH_US + 100) * WHOLE / 3000 };
+        if wanted > 0 && total * WHOLE / STRETCH_US < WHOLE - 2 * TOLERANCE - calls {
             self.violations.push(format!("the GPU was used for {total} of {STRETCH_US} µs by {members:?}"));
         }
         for ((m, want), got) in members.iter().zip(want).zip(got) {
@@ -212,12 +264,28 @@ impl World {
     }
 }
 
+impl World {
+    /// The fourth oracle.
+    fn judge_interactive(&mut self) {
+        for (pid, never_rests) in self.interactive.clone() {
+            let mut took = self.rm.latencies(pid);
+            took.sort_unstable();
+            took.iter().for_each(|t| self.note(*t));
+            let p99 = took.get(took.len() * 99 / 100).copied();
+            if !never_rests && p99.is_none_or(|t| t > PROMPT_US) {
+                self.violations.push(format!("interactive {pid} waited {p99:?} µs, of {} times", took.len()));
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// 178: an idle background process was suspended with everybody else and never came back.
-    const FOUND: [u64; 1] = [178];
+    /// 178: an idle background process was suspended with everybody else and never came back. 65, 142: an idle process was
+    /// alone on the GPU, held it in the log's eyes, and others waited for ever.
+    const FOUND: [u64; 3] = [178, 65, 142];
 
     #[test]
     fn the_oracles_are_content_with_the_service() {

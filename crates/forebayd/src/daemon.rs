@@ -5,11 +5,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use forebay_policy::credit::Order;
-use forebay_proto::wire::Source;
-use forebay_rm::Rm;
 use forebay_rm::fake::remote::RemoteRm;
+use forebay_rm::{Host, Rm};
 
-use crate::agent::Meter;
 use crate::guardian::Guardian;
 use crate::server::{Error, Options, Server};
 
@@ -39,21 +37,13 @@ pub struct Arguments {
     /// Serve figures for Prometheus over HTTP on a local socket: curl --unix-socket PATH http://localhost/metrics
     #[arg(long, value_name = "PATH")]
     metrics: Option<PathBuf>,
-    /// GPUs to steer, on the fake of the driver that answers at --fake-rm: for tests
-    #[arg(long = "gpu", requires = "fake_rm", hide = true)]
+    /// An NVIDIA GPU (N of /dev/nvidiaN) to divide by suspending its processes in turn; takes root. So far this has been
+    /// tried on a model of the driver only
+    #[arg(long = "gpu", value_name = "N")]
     gpus: Vec<u32>,
     /// Where the fake answers
     #[arg(long, hide = true)]
     fake_rm: Option<PathBuf>,
-}
-
-/// The fake's own account of who has held the GPU.
-struct FakeMeter(RemoteRm);
-
-impl Meter for FakeMeter {
-    fn used_ns(&mut self, pid: u32) -> Option<u64> {
-        self.0.gpu_time(pid).map(|us| us * 1000)
-    }
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
@@ -106,15 +96,17 @@ fn activated() -> Option<OwnedFd> {
 /// Why it could not.
 pub fn run(arguments: &Arguments) -> Result<(), String> {
     let options = arguments.options()?;
-    let fake = || -> Result<RemoteRm, String> {
-        let path = arguments.fake_rm.as_deref().ok_or("no way to the driver")?;
-        RemoteRm::connect(path).map_err(|e| format!("{}: {e}", path.display()))
+    let driver = || -> Result<Arc<dyn Rm>, String> {
+        match arguments.fake_rm.as_deref() {
+            Some(path) => Ok(Arc::new(RemoteRm::connect(path).map_err(|e| format!("{}: {e}", path.display()))?)),
+            None => Ok(Arc::new(Host)),
+        }
     };
     // Before anything else: they must have nothing of ours.
     let mut guardians = Vec::new();
     for &gpu in &arguments.gpus {
         // SAFETY: nothing here has started a thread, and this is called by `main`.
-        guardians.push((gpu, unsafe { Guardian::fork(gpu, || Ok(Arc::new(fake()?) as Arc<dyn Rm>)) }?));
+        guardians.push((gpu, unsafe { Guardian::fork(gpu, driver) }.map_err(|e| format!("GPU {gpu}: {e}"))?));
     }
     let alone = !arguments.user && arguments.socket.is_none() && !rustix::process::geteuid().is_root();
     let text = move |e: Error| match &e {
@@ -134,8 +126,7 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
         None => Server::new(options).map_err(text)?,
     };
     for (gpu, guardian) in guardians {
-        let meter = Box::new(FakeMeter(fake()?));
-        server.steer(gpu, Arc::new(fake()?), guardian, meter, Source::Switches).map_err(text)?;
+        server.steer(gpu, driver()?, guardian).map_err(text)?;
     }
     let stop = OwnedFd::from(stop);
     let alive = |first: bool| {

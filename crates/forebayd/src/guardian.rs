@@ -1,5 +1,5 @@
 //! A second process that does one thing: when the service ends, however that happens, it lets every channel on that the
-//! service may have taken off.
+//! service may have taken off, and gives every channel group its slice back.
 //!
 //! Rules:
 //! 1. It is forked before the service does anything, with a client of its own, and holds nothing else.
@@ -13,7 +13,7 @@ use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use forebay_rm::{Client, Rm};
+use forebay_rm::{Client, Rm, restore_slices};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use rustix::time::{ClockId, clock_gettime};
@@ -119,7 +119,7 @@ fn guard(
                 let t = clock_gettime(ClockId::Monotonic);
                 let now = t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64;
                 let last = ledger.last_beat();
-                if last != 0 && now.saturating_sub(last) > SILENCE_NS && !ledger.entered().is_empty() {
+                if last != 0 && now.saturating_sub(last) > SILENCE_NS && !ledger.is_empty() {
                     // Its end is then heard of as any other.
                     let _ = pidfd_send_signal(service, Signal::KILL);
                 }
@@ -130,6 +130,10 @@ fn guard(
         }
     }
     own.release(&ledger.entered());
+    for (pid, groups) in ledger.entered_groups() {
+        // A process that has gone needs no slices.
+        let _ = restore_slices(&own, pid, &groups);
+    }
     0
 }
 

@@ -2,24 +2,29 @@
 //! share.
 //!
 //! Rules:
-//! 1. A channel is entered before anything is done to it, and struck out after it has been let on again, or has gone.
+//! 1. A channel is entered before anything is done to it, and struck out after it has been let on again, or has gone;
+//!    a channel group before its slice is changed, with the slice that it had.
 //! 2. So what is not entered is not suspended; what is entered may be. To let a channel on that is on does nothing.
 //! 3. The service says at every turn of its loop that it lives ([`Ledger::beat`]).
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use forebay_rm::Handle;
+use forebay_rm::{ChannelGroup, Handle};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 /// Most channels of all processes together.
 pub const MAX_CHANNELS: usize = 32_768;
+/// Most channel groups with changed slices.
+pub const MAX_GROUPS: usize = 8192;
 
 #[repr(C)]
 struct Words {
     beat_ns: AtomicU64,
     /// Client and channel in one word each; 0 is free.
     channels: [AtomicU64; MAX_CHANNELS],
+    /// Client and group, then process and slice in µs, which are written first.
+    groups: [[AtomicU64; 2]; MAX_GROUPS],
 }
 
 /// The ledger; what is made from it by `fork` shares it.
@@ -34,6 +39,10 @@ unsafe impl Sync for Ledger {}
 
 fn pack(h: Handle) -> u64 {
     u64::from(h.client) << 32 | u64::from(h.object)
+}
+
+fn unpack(word: u64) -> Handle {
+    Handle { client: (word >> 32) as u32, object: word as u32 }
 }
 
 impl Ledger {
@@ -86,7 +95,50 @@ impl Ledger {
     /// All channels that are entered.
     pub fn entered(&self) -> Vec<Handle> {
         let all = self.words().channels.iter().map(|s| s.load(Ordering::SeqCst)).filter(|w| *w != 0);
-        all.map(|w| Handle { client: (w >> 32) as u32, object: w as u32 }).collect()
+        all.map(unpack).collect()
+    }
+
+    /// Enters groups of a process with the slices that they have; false, and nothing entered, when there is no room.
+    #[must_use]
+    pub fn enter_groups(&self, pid: u32, groups: &[ChannelGroup]) -> bool {
+        let mut slots = self.words().groups.iter();
+        for (entered, g) in groups.iter().enumerate() {
+            let Some([name, rest]) = slots.find(|[name, _]| name.load(Ordering::Relaxed) == 0) else {
+                self.strike_groups(&groups[..entered]);
+                return false;
+            };
+            rest.store(u64::from(pid) << 32 | g.slice_us.min(u64::from(u32::MAX)), Ordering::SeqCst);
+            name.store(pack(g.handle), Ordering::SeqCst);
+        }
+        true
+    }
+
+    /// Strikes groups out.
+    pub fn strike_groups(&self, groups: &[ChannelGroup]) {
+        let gone: std::collections::HashSet<u64> = groups.iter().map(|g| pack(g.handle)).collect();
+        for [name, _] in &self.words().groups {
+            if gone.contains(&name.load(Ordering::Relaxed)) {
+                name.store(0, Ordering::SeqCst);
+            }
+        }
+    }
+
+    /// All groups that are entered, by process.
+    pub fn entered_groups(&self) -> std::collections::BTreeMap<u32, Vec<ChannelGroup>> {
+        let mut all = std::collections::BTreeMap::<u32, Vec<ChannelGroup>>::new();
+        for [name, rest] in &self.words().groups {
+            let (name, rest) = (name.load(Ordering::SeqCst), rest.load(Ordering::SeqCst));
+            if name != 0 {
+                let handle = unpack(name);
+                all.entry((rest >> 32) as u32).or_default().push(ChannelGroup { handle, slice_us: rest & 0xFFFF_FFFF });
+            }
+        }
+        all
+    }
+
+    /// Whether nothing is entered.
+    pub fn is_empty(&self) -> bool {
+        self.entered().is_empty() && self.entered_groups().is_empty()
     }
 
     /// The service lives.
@@ -128,5 +180,17 @@ mod tests {
         assert!(l.enter(&all));
         assert!(!l.enter(&[handle(0)]));
         assert_eq!(l.entered().len(), MAX_CHANNELS);
+    }
+
+    #[test]
+    fn groups_are_kept_with_their_process_and_slice() {
+        let l = Ledger::new().unwrap();
+        let group = |n| ChannelGroup { handle: handle(n), slice_us: 2048 + u64::from(n) };
+        assert!(l.enter_groups(7, &[group(1), group(2)]) && l.enter_groups(8, &[group(3)]));
+        l.strike_groups(&[group(1)]);
+        assert_eq!(l.entered_groups(), [(7, vec![group(2)]), (8, vec![group(3)])].into());
+        let all: Vec<_> = (10..10 + MAX_GROUPS as u32).map(group).collect();
+        assert!(!l.enter_groups(9, &all), "more than fits");
+        assert_eq!(l.entered_groups().len(), 2);
     }
 }

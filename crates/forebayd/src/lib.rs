@@ -6,8 +6,8 @@
 //! - [`guardian`] and [`ledger`]: who gives everything back when the service has gone, and how it knows what.
 //! - [`metrics`]: figures for Prometheus.
 //! - [`daemon`]: the daemon as a program: arguments, signals, systemd.
-//! - [`agent`]: divides an NVIDIA GPU's time among processes by suspension. It runs on the fake of [`forebay_rm::fake`] (in
-//!   tests and in `forebay-sim`), has not met a GPU, and is not part of the daemon yet.
+//! - [`agent`]: divides an NVIDIA GPU's time among processes by suspension and slices; [`accounts`]: what each has used, by
+//!   the GPU's own log. Both run on the fake of [`forebay_rm::fake`] (in tests and in `forebay-sim`) and have not met a GPU.
 
 // A panic here would be the end of somebody else's process.
 #![cfg_attr(
@@ -15,6 +15,7 @@
     deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::unreachable, clippy::todo)
 )]
 
+pub mod accounts;
 pub mod agent;
 pub mod daemon;
 pub mod guardian;

@@ -62,6 +62,8 @@ mod tests {
             used: 100_000,
             spent_ns: 1_500_000_000,
             source: Source::Kernel,
+            switches: Some(3),
+            off_ns: None,
             level: Level::Credit,
         };
         let t = text(2500, &[(device, load)], &[program]);

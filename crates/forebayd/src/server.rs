@@ -19,6 +19,7 @@ use rustix::io::Errno;
 use rustix::net::{SocketAddrUnix, SocketFlags, accept_with, bind, listen};
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::accounts::LogMeter;
 use crate::agent::{Agent, Meter};
 use crate::guardian::Guardian;
 use crate::service::{Answer, Peer, REFRESH_NS, Service, SessionId};
@@ -279,18 +280,15 @@ impl Server {
     /// Steers GPU number `gpu` from now on, while its guardian lives.
     ///
     /// # Errors
-    /// What the driver refused; too many devices.
-    pub fn steer(
-        &mut self,
-        gpu: u32,
-        rm: Arc<dyn Rm>,
-        guardian: Guardian,
-        meter: Box<dyn Meter>,
-        source: Source,
-    ) -> Result<(), Error> {
-        let own = Client::open(rm.clone(), gpu).map_err(|e| io(format!("GPU {gpu}"))(std::io::Error::other(e)))?;
-        let agent = Agent::guarded(Arc::new(own), meter, guardian.ledger.clone());
-        if self.service.add_gpu(&format!("gpu{gpu}"), agent, source).is_none() {
+    /// What the driver refused, its log of context switches included; too many devices.
+    pub fn steer(&mut self, gpu: u32, rm: Arc<dyn Rm>, guardian: Guardian) -> Result<(), Error> {
+        let failed = |what: &str, e: forebay_rm::Error| io(format!("GPU {gpu}{what}"))(std::io::Error::other(e));
+        let own = Arc::new(Client::open(rm.clone(), gpu).map_err(|e| failed("", e))?);
+        let log = LogMeter::open(own.clone());
+        let meter =
+            Box::new(log.map_err(|e| failed(" has no log of context switches, so nobody's share is known", e))?);
+        let agent = Agent::guarded(own, meter as Box<dyn Meter>, guardian.ledger.clone());
+        if self.service.add_gpu(&format!("gpu{gpu}"), agent, Source::Switches).is_none() {
             return Err(io(format!("GPU {gpu}"))(std::io::Error::other("there are too many devices")));
         }
         let token = self.token(Waits::Guardian);
@@ -307,6 +305,7 @@ impl Server {
             };
             wrong.into_iter().for_each(|line| self.say(line));
         }
+        self.service.trouble().into_iter().for_each(|line| self.say(line));
     }
 
     fn token(&mut self, w: Waits) -> u64 {

@@ -43,9 +43,13 @@ impl Machine {
 
     /// A process that uses the GPU.
     fn program(&mut self, kernel_us: u64) -> u32 {
+        self.program_with(Load::saturating(kernel_us))
+    }
+
+    fn program_with(&mut self, load: Load) -> u32 {
         let child = Command::new("/bin/sleep").arg("600").spawn().unwrap();
         let pid = child.id();
-        self.rm.start(pid, 2, 5, Load::saturating(kernel_us));
+        self.rm.start(pid, 2, 5, load);
         self.programs.push(child);
         pid
     }
@@ -125,6 +129,75 @@ fn processes_are_found_and_get_their_shares_whatever_their_kernels() {
     s.connect().ask(&Request::Resume { pid: pids[1] }).unwrap();
     std::thread::sleep(Duration::from_millis(300));
     assert!((m.shares(&pids[1..], Duration::from_secs(2))[0] - 50.0).abs() < 5.0);
+}
+
+#[test]
+fn an_interactive_process_comes_through_at_once_and_everybody_has_their_slices_back() {
+    let mut m = Machine::new("interactive");
+    let pids = [5000, 20_000].map(|us| m.program(us));
+    let calls = m.program_with(Load { kernel_us: 100, depth: 1, think_us: 5000 });
+    let mut s = m.service();
+    until("all are found", || known(&s, &[pids[0], pids[1], calls]));
+    let p99 = |m: &Machine| {
+        m.rm.latencies(calls);
+        std::thread::sleep(Duration::from_secs(2));
+        let mut took = m.rm.latencies(calls);
+        took.sort_unstable();
+        took[took.len() * 99 / 100]
+    };
+    let normal = p99(&m);
+    s.set(calls, Class::Interactive);
+    until("slices are short", || pids.iter().all(|p| m.rm.is_sliced(*p)));
+    let interactive = p99(&m);
+    // A normal process waits for its window.
+    assert!(interactive < 700 && normal > 5 * interactive, "{interactive} µs, {normal} when it was normal");
+    let p = s.process(calls).unwrap();
+    assert!(p.off_ns.unwrap() > 0 && p.switches.unwrap() > 100, "{p:?}");
+    // Killed: the guardian gives slices back as well.
+    let its_guardian = guardian(&s);
+    s.kill();
+    let begun = Instant::now();
+    until("slices are the driver's", || pids.iter().all(|p| !m.rm.is_sliced(*p)));
+    assert!(begun.elapsed() < Duration::from_millis(100), "{:?}", begun.elapsed());
+    until("its guardian has gone", || !forebayd::guardian::is_alive(its_guardian));
+    s.restart();
+    until("slices are short again", || pids.iter().all(|p| m.rm.is_sliced(*p)));
+    s.set(calls, Class::Normal);
+    until("slices are the driver's", || pids.iter().all(|p| !m.rm.is_sliced(*p)));
+}
+
+#[test]
+fn a_process_that_makes_more_channels_cannot_slip_away_with_them() {
+    let mut m = Machine::new("more");
+    let pids = [1000, 1000].map(|us| m.program(us));
+    let s = m.service();
+    until("all are found", || known(&s, &pids));
+    // Another context in the same process.
+    m.rm.start(pids[0], 1, 3, Load::saturating(1000));
+    std::thread::sleep(Duration::from_millis(500));
+    let got = m.shares(&pids, Duration::from_secs(2));
+    assert!((got[0] - 50.0).abs() < 5.0, "{got:?}");
+    s.set(pids[0], Class::Suspended);
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(m.shares(&pids, Duration::from_secs(1))[0] < 0.1);
+}
+
+#[test]
+fn without_the_log_a_gpu_is_not_divided_and_the_service_says_why() {
+    let m = Machine::new("no-log");
+    m.rm.refuse_log(Some(0x1B));
+    let dir = std::env::temp_dir().join(format!("forebay-no-log-{}", std::process::id()));
+    let out = Command::new(env!("CARGO_BIN_EXE_forebayd"))
+        .arg("--socket")
+        .arg(dir.join("socket"))
+        .args(["--gpu", "0", "--fake-rm"])
+        .arg(&m.path)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(!out.status.success() && said.contains("log of context switches"), "{said}");
+    assert!(said.contains("insufficient permissions"), "{said}");
+    let _ = std::fs::remove_dir_all(dir);
 }
 
 #[test]

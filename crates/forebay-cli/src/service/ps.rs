@@ -10,6 +10,7 @@ use super::{as_percent, connect};
   SHARE   what the program would get of the device now        USED    what it has had of it lately
   TIME    what it has used since it began                     FROM    who says so: kernel, switches (the GPU's log),
                                                                       nvml, program
+  OFF     for how long the service kept it off the device     SWITCHES  how often it came onto it
   BY      how its share is enforced: hardware, lock, credit (the program asks before it works)
 
 Examples:
@@ -52,19 +53,32 @@ pub fn json(p: &Process) -> serde_json::Value {
     serde_json::json!({
         "pid": p.pid, "uid": p.uid, "name": p.name, "device": p.device, "class": p.class.to_string(), "nice": p.nice,
         "state": state(p), "share": p.share, "used": p.used, "spent_ns": p.spent_ns, "source": source(p.source),
-        "level": level(p.level),
+        "level": level(p.level), "switches": p.switches, "off_ns": p.off_ns,
     })
 }
 
 /// The table.
 pub fn table(all: &[Process]) -> String {
     let mut text = format!(
-        "{:>8} {:>6} {:16} {:12} {:11} {:>4} {:8} {:>8} {:>8} {:>9} {:8} {}\n",
-        "PID", "USER", "NAME", "DEVICE", "CLASS", "NICE", "STATE", "SHARE", "USED", "TIME", "FROM", "BY"
+        "{:>8} {:>6} {:16} {:12} {:11} {:>4} {:8} {:>8} {:>8} {:>9} {:>9} {:>8} {:8} {}\n",
+        "PID",
+        "USER",
+        "NAME",
+        "DEVICE",
+        "CLASS",
+        "NICE",
+        "STATE",
+        "SHARE",
+        "USED",
+        "TIME",
+        "OFF",
+        "SWITCHES",
+        "FROM",
+        "BY"
     );
     for p in all {
         text += &format!(
-            "{:>8} {:>6} {:16.16} {:12.12} {:11} {:>4} {:8} {:>8} {:>8} {:>9} {:8} {}\n",
+            "{:>8} {:>6} {:16.16} {:12.12} {:11} {:>4} {:8} {:>8} {:>8} {:>9} {:>9} {:>8} {:8} {}\n",
             p.pid,
             p.uid,
             p.name,
@@ -75,6 +89,8 @@ pub fn table(all: &[Process]) -> String {
             as_percent(p.share),
             as_percent(p.used),
             format!("{:.2} s", p.spent_ns as f64 / 1e9),
+            p.off_ns.map_or("-".into(), |ns| format!("{:.2} s", ns as f64 / 1e9)),
+            p.switches.map_or("-".into(), |n| n.to_string()),
             source(p.source),
             level(p.level),
         );

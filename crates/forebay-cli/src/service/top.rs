@@ -213,6 +213,8 @@ mod tests {
             used: 480_000,
             spent_ns: 1,
             source: Source::Kernel,
+            switches: Some(3),
+            off_ns: None,
             level: Level::Credit,
         };
         let v = View { devices: vec![(device, Some(load))], processes: vec![process(11, "one"), process(12, "two")] };

@@ -6,12 +6,14 @@
 //! kernel some time after the last one has ended, so a process with short kernels gives up most of its turn: that is why
 //! slices alone are no shares.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 
 use super::DEFAULT_SLICE_US;
 use super::log::Change;
 use crate::sys::RawHandle;
 
+/// Kernels whose latency is remembered.
+const MAX_LATENCIES: usize = 100_000;
 /// Cost of a change between groups, µs.
 pub const SWITCH_US: u64 = 150;
 
@@ -44,8 +46,12 @@ struct Group {
     disabled: HashSet<(RawHandle, RawHandle)>,
     /// What is left of the kernel that has begun; 0 for none.
     left_us: u64,
-    /// Further kernels that wait.
-    waiting: u64,
+    /// When further kernels came, which wait.
+    waiting: VecDeque<u64>,
+    /// When the one that runs came.
+    began_us: u64,
+    /// How long the last kernels took from their coming to their end.
+    latencies: VecDeque<u64>,
     /// When kernels that were asked for arrive.
     arrivals: Vec<u64>,
     held_us: u64,
@@ -57,7 +63,7 @@ impl Group {
     }
 
     fn ready(&self) -> bool {
-        self.enabled() && (self.left_us > 0 || self.waiting > 0)
+        self.enabled() && (self.left_us > 0 || !self.waiting.is_empty())
     }
 }
 
@@ -80,6 +86,7 @@ impl Gpu {
     pub fn add(&mut self, pid: u32, load: Load) -> usize {
         self.next += 1;
         let waiting = if load.kernel_us > 0 { load.depth } else { 0 };
+        let waiting = (0..waiting).map(|_| self.now_us).collect();
         let group = Group {
             pid,
             load,
@@ -88,6 +95,8 @@ impl Gpu {
             disabled: HashSet::new(),
             left_us: 0,
             waiting,
+            began_us: 0,
+            latencies: VecDeque::new(),
             arrivals: Vec::new(),
             held_us: 0,
         };
@@ -107,19 +116,24 @@ impl Gpu {
 
     /// The first group of a process asks for this from now on; what it has in flight ends first.
     pub(super) fn set_load(&mut self, pid: u32, load: Load) {
+        let now = self.now_us;
         if let Some(g) = self.groups.values_mut().find(|g| g.pid == pid) {
-            let in_flight = g.waiting + g.arrivals.len() as u64 + u64::from(g.left_us > 0);
+            let in_flight = (g.waiting.len() + g.arrivals.len()) as u64 + u64::from(g.left_us > 0);
             g.load = load;
             if load.kernel_us == 0 {
-                (g.waiting, g.arrivals) = (0, Vec::new());
+                (g.waiting, g.arrivals) = (VecDeque::new(), Vec::new());
             } else {
-                g.waiting += load.depth.saturating_sub(in_flight);
+                g.waiting.extend((in_flight..load.depth).map(|_| now));
             }
         }
     }
 
     pub(super) fn is_suspended(&self, pid: u32) -> bool {
         self.groups.values().any(|g| g.pid == pid && !g.disabled.is_empty())
+    }
+
+    pub(super) fn is_sliced(&self, pid: u32) -> bool {
+        self.groups.values().any(|g| g.pid == pid && g.slice_us != DEFAULT_SLICE_US)
     }
 
     pub(super) fn slice(&self, group: usize) -> u64 {
@@ -154,6 +168,11 @@ impl Gpu {
         self.switches
     }
 
+    /// How long the last kernels of a process took from their coming to their end, µs.
+    pub(super) fn latencies(&mut self, pid: u32) -> Vec<u64> {
+        self.groups.values_mut().filter(|g| g.pid == pid).flat_map(|g| std::mem::take(&mut g.latencies)).collect()
+    }
+
     /// µs since it began.
     pub fn now_us(&self) -> u64 {
         self.now_us
@@ -177,9 +196,13 @@ impl Gpu {
     fn arrive(&mut self) {
         let now = self.now_us;
         for g in self.groups.values_mut() {
-            let before = g.arrivals.len();
-            g.arrivals.retain(|at| *at > now);
-            g.waiting += (before - g.arrivals.len()) as u64;
+            let waiting = &mut g.waiting;
+            g.arrivals.retain(|at| {
+                if *at <= now {
+                    waiting.push_back(*at);
+                }
+                *at > now
+            });
         }
     }
 
@@ -219,7 +242,7 @@ impl Gpu {
             let now = self.now_us;
             let Some(g) = self.groups.get_mut(&holder) else { continue };
             if g.left_us == 0 {
-                g.waiting -= 1;
+                g.began_us = g.waiting.pop_front().unwrap_or(now);
                 g.left_us = g.load.kernel_us;
             }
             let step = g.left_us.min(g.slice_us.saturating_sub(used).max(1)).min(end.saturating_sub(now).max(1));
@@ -227,6 +250,8 @@ impl Gpu {
             g.held_us += step;
             if g.left_us == 0 && g.load.kernel_us > 0 {
                 g.arrivals.push(now + step + g.load.think_us);
+                g.latencies.truncate(MAX_LATENCIES - 1);
+                g.latencies.push_front(now + step - g.began_us);
             }
             self.now_us += step;
             self.holder = Some((holder, used + step));

@@ -29,8 +29,7 @@ use crate::sys::{
     MemoryAlloc, RawHandle, Timeslice, UnmapMemory, UpdateGet, is_channel,
 };
 
-/// The driver's default slice of a compute group.
-pub const DEFAULT_SLICE_US: u64 = 2048;
+pub use crate::target::DEFAULT_SLICE_US;
 /// A channel's class on Hopper.
 const CLASS_CHANNEL: u32 = 0xC86F;
 /// RM's id of the one GPU.
@@ -191,6 +190,16 @@ impl FakeRm {
         self.lock().gpu.time_of(pid)
     }
 
+    /// How long a process's kernels took from their coming to their end since this was asked last, µs.
+    pub fn latencies(&self, pid: u32) -> Vec<u64> {
+        self.lock().gpu.latencies(pid)
+    }
+
+    /// Whether any slice of a process is not the driver's.
+    pub fn is_sliced(&self, pid: u32) -> bool {
+        self.lock().gpu.is_sliced(pid)
+    }
+
     /// Context switches so far.
     pub fn switches(&self) -> u64 {
         self.lock().gpu.switches()
@@ -236,6 +245,11 @@ impl FakeRm {
     /// The next so many records of the log go missing.
     pub fn lose_records(&self, n: u32) {
         self.lock().lose = n;
+    }
+
+    /// The driver forgets all event buffers, as after a reset.
+    pub fn forget_logs(&self) {
+        self.lock().buffers.clear();
     }
 
     /// Logs that are switched on.
@@ -383,7 +397,7 @@ impl State {
     /// Commands of an event buffer.
     fn event_buffer(&mut self, call: &Control, params: &mut [u8]) -> Result<(), u32> {
         let name = (call.client, call.object);
-        if call.cmd == CMD_FLUSH {
+        if call.cmd == CMD_FLUSH && self.buffers.contains_key(&name) {
             self.drain(true);
             return Ok(());
         }

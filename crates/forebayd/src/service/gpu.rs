@@ -64,6 +64,12 @@ impl<W: World> Service<W> {
         wrong
     }
 
+    /// What has gone wrong or right on the GPUs, each thing once.
+    pub fn trouble(&mut self) -> Vec<String> {
+        let of = |g: &mut Gpu| g.agent.trouble().map(|t| format!("{}: {t}", g.about.name));
+        self.gpus.iter_mut().filter_map(of).collect()
+    }
+
     /// Ends windows that are over and begins the next; when to call again.
     pub fn turn(&mut self, now_ns: u64) -> Option<u64> {
         for g in self.gpus.iter_mut().filter(|g| g.window.1 <= now_ns) {

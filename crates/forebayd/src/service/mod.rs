@@ -526,6 +526,8 @@ impl<W: World> Service<W> {
                 used: v.used,
                 spent_ns: v.spent_ns,
                 source: if d.metered { Source::Kernel } else { Source::Program },
+                switches: None,
+                off_ns: None,
                 level: d.about.level,
             }));
             processes.extend(on_gpus.into_iter().map(|(g, v)| wire::Process {
@@ -541,6 +543,8 @@ impl<W: World> Service<W> {
                 used: v.used,
                 spent_ns: v.spent_ns,
                 source: g.source,
+                switches: v.switches,
+                off_ns: Some(v.off_ns),
                 level: g.about.level,
             }));
         }

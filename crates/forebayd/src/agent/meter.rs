@@ -1,0 +1,68 @@
+//! What an agent hears of who used the GPU.
+
+/// Where use is measured.
+pub trait Meter {
+    /// Brings all of it up to this moment.
+    fn refresh(&mut self) {}
+
+    /// Time for which the process has used the GPU so far, ns; none when it is not known (any more).
+    fn used_ns(&mut self, pid: u32) -> Option<u64>;
+
+    /// How often it has come onto the GPU; none where nobody counts that.
+    fn switches(&self, pid: u32) -> Option<u64> {
+        let _ = pid;
+        None
+    }
+
+    /// The longest time for which it has been off the GPU since this was asked last, ns; none where that is not known.
+    fn longest_away_ns(&mut self, pid: u32) -> Option<u64> {
+        let _ = pid;
+        None
+    }
+
+    /// How many channel groups of it have been on the GPU; 0 where nobody counts that.
+    fn contexts(&self, pid: u32) -> usize {
+        let _ = pid;
+        0
+    }
+
+    /// The process has gone.
+    fn forget(&mut self, pid: u32) {
+        let _ = pid;
+    }
+
+    /// What has gone wrong or right since this was asked last, for the log.
+    fn trouble(&mut self) -> Option<String> {
+        None
+    }
+}
+
+impl<M: Meter + ?Sized> Meter for Box<M> {
+    fn refresh(&mut self) {
+        (**self).refresh();
+    }
+
+    fn used_ns(&mut self, pid: u32) -> Option<u64> {
+        (**self).used_ns(pid)
+    }
+
+    fn switches(&self, pid: u32) -> Option<u64> {
+        (**self).switches(pid)
+    }
+
+    fn longest_away_ns(&mut self, pid: u32) -> Option<u64> {
+        (**self).longest_away_ns(pid)
+    }
+
+    fn contexts(&self, pid: u32) -> usize {
+        (**self).contexts(pid)
+    }
+
+    fn forget(&mut self, pid: u32) {
+        (**self).forget(pid);
+    }
+
+    fn trouble(&mut self) -> Option<String> {
+        (**self).trouble()
+    }
+}

@@ -1,0 +1,326 @@
+//! Time division of one GPU: in a window its owner runs, and everybody else who would use it is suspended.
+//!
+//! Rules:
+//! 1. The policy ([`forebay_policy::share::Divider`]) says whose window is next; the agent makes it so: first the others
+//!    are taken off, then the owner is let on.
+//! 2. Whoever is idle is left on the GPU, so that work is noticed as use ([`Meter`]) at the end of the window in which it
+//!    comes; from then on it has windows of its own. That holds for background processes, too: one that was idle and off
+//!    could never show that it has work again.
+//! 3. An owner that uses less than [`IDLE_PERCENT`] of its window is idle, and the next window is somebody else's. Whoever
+//!    was off has used nothing, even if its context was still there (nobody else came).
+//! 4. `interactive` processes are never suspended, and `suspended` ones always are.
+//! 5. While there is an interactive process that is first in line, the others' slices are short: the hardware lets it
+//!    through within a few hundred µs, in anybody's window.
+//! 6. One that comes back as soon as it is its turn again ([`BURST_AWAY_NS`]) has the GPU to itself for
+//!    [`BURST_WINDOW_NS`], then for [`PROBE_NS`] not, which shows whether it still does so.
+//! 7. Both last as long as its reserve does ([`forebay_policy::reserve`]). Without it an interactive process is divided
+//!    among like a normal one.
+//! 8. Who has the GPU to itself holds it in the log's eyes, with work or without. So while others wait, it is alone for
+//!    [`ALONE_NS`] at most; then one of them is let on beside it for [`GUEST_NS`], and an owner that is idle does not come
+//!    back from that. The guest is not charged.
+//! 9. What the agent took is given back when it is dropped; when it is killed instead, its guardian does so, and the next
+//!    one lets everybody on that it adopts ([`Agent::adopt`]).
+//! 10. A process that has gone is forgotten at the next thing that is done to it. One that has made channel groups since it
+//!    was adopted is looked into again.
+
+mod meter;
+mod process;
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+
+use forebay_policy::share::{Class, Divider, Member, Refusal, WHOLE, Window, admit};
+use forebay_rm::{Client, Error};
+
+pub use self::meter::Meter;
+use self::process::Process;
+pub use self::process::SHORT_SLICE_US;
+use crate::ledger::Ledger;
+
+/// An owner that uses less of its window than this is idle.
+pub const IDLE_PERCENT: u64 = 5;
+/// Length of a round of windows.
+pub const PERIOD_NS: u64 = 100_000_000;
+/// Windows over which use is averaged.
+const AVERAGE: u64 = 16;
+/// Away for less than this: the turn of another with a short slice, and both switches.
+pub const BURST_AWAY_NS: u64 = 1_000_000;
+/// For so long an interactive process that bursts has the GPU to itself. It could not show in the meantime that it has
+/// nothing to do any more.
+pub const BURST_WINDOW_NS: u64 = 60_000_000;
+/// Then for so long others are there as well.
+pub const PROBE_NS: u64 = 2_000_000;
+/// An owner may be alone for so long while others wait.
+pub const ALONE_NS: u64 = 150_000_000;
+/// Then somebody is beside it for so long: more than two turns of each.
+pub const GUEST_NS: u64 = 5_000_000;
+
+/// Why a process was not adopted.
+#[derive(Debug)]
+pub enum Refused {
+    /// The guardian could not remember its channels.
+    Ledger,
+    /// The policy's reason.
+    Policy(Refusal),
+    /// The driver's.
+    Driver(Error),
+}
+
+/// Divides one GPU.
+pub struct Agent<M> {
+    own: Arc<Client>,
+    meter: M,
+    divider: Divider,
+    processes: BTreeMap<u32, Process>,
+    window: Option<Window>,
+    /// The window is an interactive process's own.
+    burst: bool,
+    /// Who is let on beside the window's owner, and who was so last.
+    guest: Option<u32>,
+    last_guest: u32,
+    /// Whose windows the last ones were, and how long all of them together.
+    alone: (u64, u64),
+    /// Where the guardian finds what may have to be given back.
+    ledger: Option<Arc<Ledger>>,
+    /// Length of the windows, averaged: for the share that a process has had lately.
+    passed_ns: u64,
+}
+
+/// A process on the GPU, as others may see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct View {
+    /// Its class and whether it has work.
+    pub member: Member,
+    /// Its share now, in millionths.
+    pub share: u64,
+    /// What it has had lately, in millionths.
+    pub used: u64,
+    /// What it has used, ns.
+    pub spent_ns: u64,
+    /// Time for which it was kept off the GPU, ns.
+    pub off_ns: u64,
+    /// How often it has come onto the GPU, where that is known.
+    pub switches: Option<u64>,
+    /// Whether it is off the GPU.
+    pub off: bool,
+}
+
+/// How the policy sees a class: an interactive process without reserve is like others.
+fn divided(class: Class, first: bool) -> Class {
+    if class == Class::Interactive && !first { Class::Normal } else { class }
+}
+
+impl<M: Meter> Agent<M> {
+    /// An agent without processes.
+    pub fn new(own: Arc<Client>, meter: M) -> Self {
+        let divider = Divider::new(PERIOD_NS);
+        let processes = BTreeMap::new();
+        Agent {
+            own,
+            meter,
+            divider,
+            processes,
+            window: None,
+            burst: false,
+            guest: None,
+            last_guest: 0,
+            alone: (0, 0),
+            ledger: None,
+            passed_ns: 0,
+        }
+    }
+
+    /// An agent whose guardian reads this ledger.
+    pub fn guarded(own: Arc<Client>, meter: M, ledger: Arc<Ledger>) -> Self {
+        let mut agent = Self::new(own, meter);
+        agent.ledger = Some(ledger);
+        agent
+    }
+
+    /// Whether a process may have this class.
+    ///
+    /// # Errors
+    /// The policy's.
+    pub fn admit(&self, pid: u32, class: Class, nice: i32) -> Result<(), Refusal> {
+        let members: Vec<Member> = self.divider.members().map(|(m, _)| m).collect();
+        admit(&members, &Member { id: pid.into(), class, nice, active: true })
+    }
+
+    /// The processes.
+    pub fn views(&self) -> impl Iterator<Item = (u32, View)> {
+        self.divider.members().filter_map(|(member, share)| {
+            let pid = member.id as u32;
+            let p = self.processes.get(&pid)?;
+            let used = (p.average_ns * WHOLE).checked_div(self.passed_ns).unwrap_or(0).min(WHOLE);
+            let (spent_ns, off_ns, off, switches) = (p.used_ns, p.off_ns, p.is_off(), self.meter.switches(pid));
+            let member = Member { class: p.class, ..member };
+            Some((pid, View { member, share, used, spent_ns, off_ns, switches, off }))
+        })
+    }
+
+    /// What the meter has to say, for the log.
+    pub fn trouble(&mut self) -> Option<String> {
+        self.meter.trouble()
+    }
+
+    fn clients(&self, but: Option<u32>) -> HashSet<forebay_rm::sys::RawHandle> {
+        self.processes.iter().filter(|(pid, _)| Some(**pid) != but).flat_map(|(_, p)| p.clients()).collect()
+    }
+
+    /// Takes a process in, or changes its class. It is let on the GPU, whatever state it was left in.
+    ///
+    /// # Errors
+    /// [`Refused`]; the process is as it was then.
+    pub fn adopt(&mut self, pid: u32, class: Class, nice: i32) -> Result<(), Refused> {
+        let mut member = Member { id: pid.into(), class, nice, active: true };
+        if let Some(p) = self.processes.get_mut(&pid) {
+            member.class = divided(class, p.reserve.is_first());
+            self.divider.set(member).map_err(Refused::Policy)?;
+            (p.class, p.nice) = (class, nice);
+            return Ok(());
+        }
+        let known = self.clients(None);
+        self.divider.set(member).map_err(Refused::Policy)?;
+        match Process::find(&self.own, pid, &known, self.ledger.clone(), (class, nice)) {
+            Ok(mut p) => {
+                self.meter.refresh();
+                p.used_ns = self.meter.used_ns(pid).unwrap_or(0);
+                self.processes.insert(pid, p);
+                Ok(())
+            }
+            Err(e) => {
+                self.divider.remove(pid.into());
+                Err(e)
+            }
+        }
+    }
+
+    /// Lets a process go, on the GPU.
+    pub fn forget(&mut self, pid: u32) {
+        self.processes.remove(&pid);
+        self.divider.remove(pid.into());
+        self.meter.forget(pid);
+    }
+
+    /// The processes, and the share of each now, in millionths.
+    pub fn shares(&self) -> BTreeMap<u32, u64> {
+        self.divider.members().map(|(m, share)| (m.id as u32, share)).collect()
+    }
+
+    /// Begins the next window; the caller lets its length pass and then calls [`Agent::end`]. Without one there is nobody
+    /// to divide among, and the caller looks again after a while.
+    pub fn begin(&mut self) -> Option<Window> {
+        let first = |p: &Process| p.class == Class::Interactive && p.reserve.is_first();
+        let bursts = self.processes.iter().find(|(_, p)| first(p) && p.bursts).map(|(pid, _)| u64::from(*pid));
+        let probes = std::mem::take(&mut self.burst);
+        self.window = match bursts.filter(|_| !probes) {
+            Some(owner) => {
+                self.burst = true;
+                Some(Window { owner, length_ns: BURST_WINDOW_NS })
+            }
+            None => self.divider.next().map(|w| Window { length_ns: if probes { PROBE_NS } else { w.length_ns }, ..w }),
+        };
+        let short = self.processes.values().any(first);
+        let active: BTreeMap<u32, bool> = self.divider.members().map(|(m, _)| (m.id as u32, m.active)).collect();
+        let owner = self.window.map(|w| w.owner as u32);
+        if let Some(w) = &mut self.window
+            && !self.burst
+            && self.alone.0 == w.owner
+            && self.alone.1 >= ALONE_NS
+        {
+            let waits = |(pid, p): (&u32, &Process)| {
+                let may = u64::from(*pid) != w.owner && p.class != Class::Suspended && !first(p);
+                (may && p.is_off() && active.get(pid) == Some(&true)).then_some(*pid)
+            };
+            // By turns.
+            let behind = self.processes.range(self.last_guest.saturating_add(1)..).find_map(waits);
+            self.guest = behind.or_else(|| self.processes.iter().find_map(waits));
+            if let Some(guest) = self.guest {
+                (w.length_ns, self.last_guest) = (GUEST_NS, guest);
+            }
+            self.alone.1 = 0;
+        }
+        let guest = self.guest;
+        let stays_off = |pid: u32, p: &Process| match p.class {
+            _ if first(p) => false,
+            Class::Suspended => true,
+            _ => Some(pid) != owner && Some(pid) != guest && active.get(&pid) == Some(&true),
+        };
+        let mut gone = Vec::new();
+        for (&pid, p) in self.processes.iter_mut() {
+            if stays_off(pid, p) && p.suspend(&self.own).is_err() {
+                gone.push(pid);
+            }
+        }
+        for (&pid, p) in self.processes.iter_mut() {
+            if !stays_off(pid, p) {
+                p.shorten(&self.own, short && !first(p));
+                if p.resume().is_err() {
+                    gone.push(pid);
+                }
+            }
+        }
+        for pid in gone {
+            self.forget(pid);
+        }
+        self.window
+    }
+
+    /// Ends the window, which lasted `passed_ns`: charges what was used, and notices who is idle and who is not.
+    pub fn end(&mut self, passed_ns: u64) {
+        let (owner, guest) = (self.window.take(), self.guest.take());
+        let same = owner.is_some_and(|w| w.owner == self.alone.0);
+        self.alone = (owner.map_or(0, |w| w.owner), if same { self.alone.1 + passed_ns } else { passed_ns });
+        self.passed_ns = self.passed_ns - self.passed_ns / AVERAGE + passed_ns;
+        self.meter.refresh();
+        let mut gone = Vec::new();
+        let mut more = Vec::new();
+        for (&pid, p) in self.processes.iter_mut() {
+            let Some(now) = self.meter.used_ns(pid) else {
+                gone.push(pid);
+                continue;
+            };
+            let since = now.saturating_sub(std::mem::replace(&mut p.used_ns, now));
+            let away = self.meter.longest_away_ns(pid);
+            // Rule 3.
+            let used = if p.is_off() { 0 } else { since.min(passed_ns) };
+            p.average_ns = p.average_ns - p.average_ns / AVERAGE + used;
+            p.off_ns += if p.is_off() { passed_ns } else { 0 };
+            if self.meter.contexts(pid) > p.contexts {
+                more.push(pid);
+            }
+            if p.class == Class::Interactive {
+                let first = p.reserve.is_first();
+                p.reserve.pass(passed_ns, used);
+                if !self.burst {
+                    p.bursts = used > 0 && away.is_some_and(|a| a < BURST_AWAY_NS);
+                }
+                if first != p.reserve.is_first() {
+                    let class = divided(p.class, p.reserve.is_first());
+                    // An interactive or normal class is always admitted to somebody who is there.
+                    let _ = self.divider.set(Member { id: pid.into(), class, nice: p.nice, active: true });
+                }
+                if p.reserve.is_first() {
+                    continue;
+                }
+            }
+            if used > 0 && Some(pid) != guest {
+                self.divider.charge(pid.into(), used);
+            }
+            match owner.filter(|w| w.owner == u64::from(pid)) {
+                Some(_) => self.divider.set_active(pid.into(), used * 100 >= passed_ns * IDLE_PERCENT),
+                None if used > 0 => self.divider.set_active(pid.into(), true),
+                None => {}
+            }
+        }
+        for pid in gone {
+            self.forget(pid);
+        }
+        for pid in more {
+            let (contexts, known) = (self.meter.contexts(pid), self.clients(Some(pid)));
+            if let Some(p) = self.processes.get_mut(&pid) {
+                p.look_again(&self.own, contexts, &known);
+            }
+        }
+    }
+}
