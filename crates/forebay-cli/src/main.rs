@@ -45,6 +45,8 @@ enum Command {
     Ps(service::ps::Options),
     /// Watch devices and programs
     Top(service::top::Options),
+    /// Record who had which device when, as a timeline
+    Trace(service::trace::Options),
     /// Change how running programs are served
     Set(service::set::Options),
     /// Take programs off their devices
@@ -83,6 +85,7 @@ fn main() -> ExitCode {
         Command::Run(o) => service::run::run(&o),
         Command::Ps(o) => service::ps::run(&o),
         Command::Top(o) => service::top::run(&o),
+        Command::Trace(o) => service::trace::run(&o),
         Command::Set(o) => service::set::run(&o),
         Command::Suspend(o) => service::set::suspend(&o),
         Command::Resume(o) => service::set::resume(&o),

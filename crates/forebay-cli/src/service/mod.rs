@@ -4,6 +4,7 @@ pub mod ps;
 pub mod run;
 pub mod set;
 pub mod top;
+pub mod trace;
 
 use forebay_proto::client::{Connection, Error};
 use forebay_proto::wire::Class;

@@ -9,6 +9,7 @@ use forebay_hal::{Buffer, Device, Direction, Error, Fence, Kind, Method, Queue, 
 use forebay_proto::client::Account;
 
 use super::gate::Gate;
+use super::trace::Copies;
 use crate::transfer::{Engine, Host, Way};
 
 /// Invocations that may be in flight on a device when throughput counts.
@@ -40,6 +41,8 @@ pub(crate) struct DeviceHandle {
     spare: Mutex<HashMap<usize, Vec<Buffer>>>,
     /// Bytes moved to and from the device.
     pub(crate) copied: AtomicU64,
+    /// The copies one by one, once somebody wants to know.
+    pub(crate) copies: OnceLock<Copies>,
     /// Transfers that the processor made itself, through a mapping.
     pub(crate) mapped: AtomicU64,
     /// Invocations issued.
@@ -90,6 +93,7 @@ impl DeviceHandle {
             unfenced: AtomicBool::new(false),
             spare: Mutex::default(),
             copied: AtomicU64::new(0),
+            copies: OnceLock::new(),
             mapped: AtomicU64::new(0),
             invocations: AtomicU64::new(0),
             done_ns: AtomicU64::new(0),
@@ -128,6 +132,22 @@ impl DeviceHandle {
         bytes: usize,
     ) -> Result<bool> {
         self.copied.fetch_add(bytes as u64, Ordering::Relaxed);
+        let begun = self.copies.get().map(|c| (c, Instant::now()));
+        let moved = self.start_transfer(issue, direction, device, host, bytes);
+        if let Some((copies, begun)) = begun {
+            copies.record(self.index, direction, bytes, begun);
+        }
+        moved
+    }
+
+    fn start_transfer(
+        &self,
+        issue: &mut Issue,
+        direction: Direction,
+        device: &Buffer,
+        host: &Buffer,
+        bytes: usize,
+    ) -> Result<bool> {
         // The processor would wait for what is in the queue, and whoever else wants the queue with it.
         if self.is_for_the_processor(direction, bytes)
             && device.is_mapped()

@@ -15,4 +15,4 @@ mod trace;
 
 pub use running::{ChannelStats, GraphState, Running, Snapshot, TaskStats};
 pub use runtime::{Runtime, RuntimeBuilder};
-pub use trace::Span;
+pub use trace::{CopySpan, Recording, Span, TRACE_VARIABLE};

@@ -12,7 +12,7 @@ use forebay_hal::cpu::on_worker;
 
 use super::exec;
 use super::node::{Chan, Core, EndRef};
-use super::trace::Span;
+use super::trace::{CopySpan, Recording, Span};
 use crate::block::Datablock;
 use crate::error::{Error, Result};
 use crate::graph::{Drain, Feed, TaskId};
@@ -513,6 +513,12 @@ impl Running {
         self.core.trace.as_ref().map(super::trace::Trace::take).unwrap_or_default()
     }
 
+    /// The copies between devices and the host since the last call, of this graph and others of its runtime, and how many
+    /// did not fit; empty unless some graph was started with [`crate::Runtime::start_traced`].
+    pub fn take_copies(&self) -> (Vec<CopySpan>, u64) {
+        self.core.runtime.take_copies()
+    }
+
     /// The template of an output port of a task.
     pub fn output_template(&self, task: TaskId, output: usize) -> Option<Template> {
         self.outputs.get(task.0 as usize)?.get(output).copied()
@@ -525,6 +531,7 @@ impl Drop for Running {
         self.core.halt();
         let end = |core: &Core| {
             core.quiesce();
+            core.leave_recording();
             *core.state.lock().unwrap_or_else(PoisonError::into_inner) = (GraphState::TornDown, None);
             core.wake_hosts();
         };
@@ -543,6 +550,25 @@ impl Drop for Running {
 }
 
 impl Core {
+    /// For whoever named a folder for it ([`super::TRACE_VARIABLE`]).
+    fn leave_recording(&self) {
+        let (Some(folder), Some(trace)) = (&self.runtime.recordings, &self.trace) else { return };
+        let ((spans, some), (copies, more)) = (trace.take(), self.runtime.take_copies());
+        let device = |d: &std::sync::Arc<super::device::DeviceHandle>| d.device.info().name.clone();
+        let recording = Recording {
+            pid: std::process::id(),
+            graph: self.name.clone(),
+            epoch_ns: self.runtime.epoch_ns(),
+            tasks: self.nodes.iter().map(|n| n.name.to_string()).collect(),
+            devices: self.runtime.devices.iter().map(device).collect(),
+            spans,
+            copies,
+            dropped: some + more,
+        };
+        // The graph's owner did not ask for it and is not told.
+        let _ = recording.write(folder);
+    }
+
     fn close_ends(&self, closed: bool) {
         for h in self.channels.iter().filter_map(|c| c.host.as_deref()) {
             h.lock().closed = closed;

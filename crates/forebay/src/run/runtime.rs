@@ -2,6 +2,7 @@
 
 use std::cell::UnsafeCell;
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI32};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
@@ -20,7 +21,7 @@ use super::host::HostEnd;
 use super::node::{Chan, Core, EndRef, Few, Imp, In, InKind, KArg, KLaunch, Node, Out, PoolRef, Trim};
 use super::ring::Ring;
 use super::running::{GraphState, Running};
-use super::trace::Trace;
+use super::trace::{Copies, CopySpan, TRACE_VARIABLE, Trace, monotonic_ns};
 use crate::block::Pool;
 use crate::error::{Error, Result};
 use crate::graph::{Arg, End, Graph, Impl, Launch, PortKind, Task};
@@ -41,6 +42,8 @@ pub(crate) struct RuntimeInner {
     /// The process's presence at the accelerator service, if there is one.
     pub(crate) gate: Option<Arc<Gate>>,
     epoch: Instant,
+    /// Where recordings of all graphs go.
+    pub(crate) recordings: Option<PathBuf>,
     models: Arc<Models>,
     load: Arc<Load>,
 }
@@ -49,6 +52,22 @@ impl RuntimeInner {
     /// Nanoseconds since the runtime started.
     pub(crate) fn now_ns(&self) -> u64 {
         self.epoch.elapsed().as_nanos() as u64
+    }
+
+    /// Its beginning on the system's monotonic clock, ns.
+    pub(crate) fn epoch_ns(&self) -> u64 {
+        monotonic_ns(self.epoch)
+    }
+
+    /// The copies since the last call, in the order of their beginnings, and how many did not fit.
+    pub(crate) fn take_copies(&self) -> (Vec<CopySpan>, u64) {
+        let of_each = self.devices.iter().filter_map(|d| d.copies.get()).map(Copies::take);
+        let (mut all, dropped) = of_each.fold((Vec::new(), 0), |(mut all, n), (c, m)| {
+            all.extend(c);
+            (all, n + m)
+        });
+        all.sort_by_key(|c| c.begin_ns);
+        (all, dropped)
     }
 
     /// The process's account on a device, if the service divides it.
@@ -196,6 +215,7 @@ impl RuntimeBuilder {
             pinned,
             gate,
             epoch: Instant::now(),
+            recordings: std::env::var_os(TRACE_VARIABLE).filter(|v| !v.is_empty()).map(PathBuf::from),
             models: self.models.unwrap_or_else(|| {
                 static USERS: OnceLock<Arc<Models>> = OnceLock::new();
                 USERS.get_or_init(|| Arc::new(Models::user())).clone()
@@ -279,6 +299,12 @@ impl Runtime {
     fn start_with(&self, graph: Graph, trace: bool) -> Result<Running> {
         graph.check()?;
         let rt = &self.0;
+        let trace = trace || rt.recordings.is_some();
+        if trace {
+            for d in &rt.devices {
+                d.copies.get_or_init(|| Copies::new(rt.epoch));
+            }
+        }
         let Graph { name, tasks, channels, into, out_of, .. } = graph;
         let parts = Parts { tasks: &tasks, channels: &channels, into: &into, out_of: &out_of };
         let regions = if rt.fusion { fuse(parts, |t| self.only_accelerator(t)) } else { Vec::new() };

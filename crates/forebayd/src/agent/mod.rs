@@ -21,7 +21,7 @@
 //! 9. What the agent took is given back when it is dropped; when it is killed instead, its guardian does so, and the next
 //!    one lets everybody on that it adopts ([`Agent::adopt`]).
 //! 10. A process that has gone is forgotten at the next thing that is done to it. One that has made channel groups since it
-//!    was adopted is looked into again.
+//!     was adopted is looked into again.
 
 mod meter;
 mod process;

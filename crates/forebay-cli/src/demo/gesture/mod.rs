@@ -149,9 +149,11 @@ pub fn run(o: &Options) -> Result<(), String> {
     progress.finish_and_clear();
     if let Some(path) = &o.trace {
         let (spans, dropped) = run.take_trace();
+        let (copies, _) = run.take_copies();
         let devices: Vec<String> = rt.devices().into_iter().map(|(n, k)| format!("{k}: {n}")).collect();
-        let bytes = crate::perfetto::timeline(&names, &devices, &spans);
-        std::fs::write(path, bytes).map_err(|e| format!("{}: {e}", path.display()))?;
+        let mut t = crate::perfetto::Timeline::default();
+        t.graph(None, 0, (&names, &devices), (&spans, &copies));
+        std::fs::write(path, t.encode()).map_err(|e| format!("{}: {e}", path.display()))?;
         eprintln!("{} spans in {} ({dropped} did not fit); open it in ui.perfetto.dev", spans.len(), path.display());
     }
     drop(run);
