@@ -53,6 +53,10 @@ enum Command {
     Suspend(service::set::Pids),
     /// Let suspended programs go on
     Resume(service::set::Pids),
+    /// Move programs' GPU memory to the host's, for others to have the room
+    Checkpoint(service::checkpoint::Options),
+    /// Bring such programs back
+    Restore(service::checkpoint::Restore),
     /// Show, draw or forget what adaptive placement has learned
     Model {
         #[command(subcommand)]
@@ -86,6 +90,8 @@ fn main() -> ExitCode {
         Command::Ps(o) => service::ps::run(&o),
         Command::Top(o) => service::top::run(&o),
         Command::Trace(o) => service::trace::run(&o),
+        Command::Checkpoint(o) => service::checkpoint::run(&o),
+        Command::Restore(o) => service::checkpoint::restore(&o),
         Command::Set(o) => service::set::run(&o),
         Command::Suspend(o) => service::set::suspend(&o),
         Command::Resume(o) => service::set::resume(&o),

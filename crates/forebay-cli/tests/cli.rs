@@ -136,6 +136,37 @@ fn the_demo_runs_on_cuda_with_the_stand_in() {
     );
 }
 
+/// The order of the driver's calls, on the stand-in: nobody is left locked by what is refused.
+#[test]
+fn a_process_is_moved_off_its_gpu_and_back_with_the_stand_in() {
+    let Some(dir) = stand_in::build() else { return };
+    let states = scratch("checkpoint");
+    std::fs::create_dir_all(&states).unwrap();
+    let forebay = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        command.args(args).env("FOREBAY_STAND_IN_STATES", &states);
+        let o = stand_in::under(dir, command).output().unwrap();
+        (o.status.success(), stdout(&o) + &String::from_utf8_lossy(&o.stderr))
+    };
+    let state = |pid: u32| std::fs::read_to_string(states.join(pid.to_string())).unwrap();
+    std::fs::write(states.join("41"), "0").unwrap();
+    std::fs::write(states.join("42"), "0").unwrap();
+    std::fs::write(states.join("42.shared"), "").unwrap();
+    let (good, said) = forebay(&["checkpoint", "41", "42", "43"]);
+    assert!(!good && said.contains("41: its memory is off the GPU"), "{said}");
+    assert!(said.contains("42 was refused, and goes on") && said.contains("43 is no CUDA process"), "{said}");
+    assert_eq!((state(41), state(42)), ("2".into(), "0".into()));
+    assert!(forebay(&["checkpoint", "41"]).1.contains("already"));
+    assert!(forebay(&["restore", "42"]).1.contains("was not moved"));
+    std::fs::write(states.join("41.full"), "").unwrap();
+    let (good, said) = forebay(&["restore", "41"]);
+    assert!(!good && said.contains("Is there room") && state(41) == "2", "{said}");
+    std::fs::remove_file(states.join("41.full")).unwrap();
+    assert_eq!(forebay(&["restore", "41"]), (true, "41: goes on\n".into()));
+    assert_eq!(state(41), "0");
+    std::fs::remove_dir_all(states).unwrap();
+}
+
 #[test]
 fn models_are_shown_drawn_and_forgotten() {
     let dir = scratch("models");

@@ -1,5 +1,6 @@
 //! The commands that talk to the accelerator service.
 
+pub mod checkpoint;
 pub mod ps;
 pub mod run;
 pub mod set;

@@ -4,6 +4,7 @@
 //! The device's primary context is used, so that buffers are visible to other CUDA libraries of the process. After a
 //! fault the context is lost for good: every later call reports [`Error::Lost`] and calls nothing.
 
+pub mod checkpoint;
 mod graph;
 mod nvrtc;
 mod queue;

@@ -107,7 +107,7 @@ macro_rules! table {
         #[allow(non_snake_case, reason = "the names are the driver's")]
         pub struct Driver {
             $(pub $name: unsafe extern "C" fn($($arg: $ty),*) -> CuResult,)*
-            _library: libloading::Library,
+            library: libloading::Library,
         }
 
         impl Driver {
@@ -119,7 +119,7 @@ macro_rules! table {
                         // SAFETY: the driver exports this function with this signature (cuda.h).
                         unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg: $ty),*) -> CuResult>(p) }
                     },)*
-                    _library: library,
+                    library,
                 })
             }
         }
@@ -239,6 +239,11 @@ pub fn driver() -> Result<&'static Driver> {
 }
 
 impl Driver {
+    /// A function that only newer drivers have.
+    pub fn optional(&self, name: &'static str) -> Result<*mut c_void> {
+        Finder::new(&self.library).find(name, name)
+    }
+
     /// A status by name.
     pub fn error_name(&self, code: CuResult) -> String {
         let mut p = std::ptr::null();

@@ -1,0 +1,123 @@
+//! `forebay checkpoint` and `restore`: a process's GPU memory out of the way, and back.
+
+use std::time::Duration;
+
+use forebay::hal::cuda::checkpoint::{Checkpoints, State};
+use forebay_proto::client::Connection;
+use forebay_proto::wire::Class;
+
+/// Options of `forebay checkpoint`.
+#[derive(clap::Args)]
+#[command(
+    after_help = "The process stops at its next CUDA call, what it has on the GPU ends, and its device memory moves to the host's; \
+the GPU then has that much more room. `forebay restore` brings it back, and it goes on where it was.
+
+Not every process can be moved: the driver refuses those with managed memory, with memory that they share with other
+processes, or under MPS; they go on as they were. Restoring needs as much free device memory as there was. A process
+that was restored must have made a CUDA call of its own before it can be moved again.
+It takes an NVIDIA driver from 570 on, and the process's user or root.
+
+Example:
+  forebay checkpoint 4711 && ./the-urgent-one; forebay restore 4711"
+)]
+pub struct Options {
+    /// The processes
+    #[arg(required = true, value_name = "PID")]
+    pids: Vec<u32>,
+    /// How long to wait for what a process has on the GPU, seconds
+    #[arg(long, default_value_t = 10.0, value_parser = patience)]
+    patience: f64,
+}
+
+/// Options of `forebay restore`.
+#[derive(clap::Args)]
+pub struct Restore {
+    /// The processes
+    #[arg(required = true, value_name = "PID")]
+    pids: Vec<u32>,
+}
+
+fn patience(text: &str) -> Result<f64, String> {
+    let n: f64 = text.parse().map_err(|_| "say a number of seconds".to_owned())?;
+    if (0.0..=3600.0).contains(&n) { Ok(n) } else { Err("0 to 3600 seconds".into()) }
+}
+
+/// Device memory that a process uses, bytes, and what is free on the GPUs that it uses; none where nobody knows.
+fn memory(pid: u32) -> Option<u64> {
+    use nvml_wrapper::enums::device::UsedGpuMemory;
+    let nvml = nvml_wrapper::Nvml::init().ok()?;
+    let mut sum = None;
+    for n in 0..nvml.device_count().ok()? {
+        for p in nvml.device_by_index(n).ok()?.running_compute_processes().ok()? {
+            if let (true, UsedGpuMemory::Used(bytes)) = (p.pid == pid, p.used_gpu_memory) {
+                *sum.get_or_insert(0) += bytes;
+            }
+        }
+    }
+    sum
+}
+
+/// What keeps its own process from being locked: one that the service keeps off the GPU never gets done.
+fn is_suspended(pid: u32) -> bool {
+    let all = Connection::open("forebay").and_then(|c| c.processes());
+    all.is_ok_and(|all| all.iter().any(|p| p.pid == pid && p.class == Class::Suspended))
+}
+
+fn save(driver: &Checkpoints, pid: u32, patience: Duration) -> Result<String, String> {
+    match driver.state(pid).map_err(|e| format!("is no CUDA process, or not yours ({e})"))? {
+        State::Running => {}
+        State::Saved => return Err("has its memory off the GPU already".into()),
+        State::Locked => return Err("is locked by somebody else".into()),
+        State::Failed => return Err("has failed and cannot go on".into()),
+    }
+    if is_suspended(pid) {
+        return Err(format!("is suspended, so what it has on the GPU would never end: forebay resume {pid}"));
+    }
+    let had = memory(pid);
+    driver.lock(pid, patience).map_err(|e| format!("was not done in time, and goes on ({e})"))?;
+    if let Err(e) = driver.save(pid) {
+        let back = driver.unlock(pid).map_or_else(|u| format!("and cannot go on: {u}"), |()| "and goes on".into());
+        return Err(format!(
+            "was refused, {back}: {e}\n  Managed memory, memory shared with other processes, and MPS stand against it."
+        ));
+    }
+    Ok(had.map_or("its memory is off the GPU".into(), |b| format!("{:.0} MiB are off the GPU", b as f64 / 1048576.0)))
+}
+
+fn bring_back(driver: &Checkpoints, pid: u32) -> Result<String, String> {
+    match driver.state(pid).map_err(|e| format!("is no CUDA process, or not yours ({e})"))? {
+        State::Saved => {
+            let full = |e| format!("could not be brought back and is as it was: {e}\n  Is there room on its GPUs?");
+            driver.restore(pid).map_err(full)?;
+        }
+        // Brought back, and then somebody was interrupted.
+        State::Locked => {}
+        State::Running => return Err("runs, and was not moved".into()),
+        State::Failed => return Err("has failed and cannot go on".into()),
+    }
+    driver.unlock(pid).map_err(|e| format!("is back and stays locked: {e}"))?;
+    Ok("goes on".into())
+}
+
+fn each(pids: &[u32], f: impl Fn(&Checkpoints, u32) -> Result<String, String>) -> Result<(), String> {
+    let driver = Checkpoints::open().map_err(|e| e.to_string())?;
+    let mut failed = Vec::new();
+    for &pid in pids {
+        match f(&driver, pid) {
+            Ok(said) => crate::say(&format!("{pid}: {said}")),
+            Err(why) => failed.push(format!("{pid} {why}")),
+        }
+    }
+    if failed.is_empty() { Ok(()) } else { Err(failed.join("\n")) }
+}
+
+/// Moves processes off their GPUs.
+pub fn run(o: &Options) -> Result<(), String> {
+    let patience = Duration::from_secs_f64(o.patience);
+    each(&o.pids, |driver, pid| save(driver, pid, patience))
+}
+
+/// Brings them back.
+pub fn restore(o: &Restore) -> Result<(), String> {
+    each(&o.pids, bring_back)
+}
