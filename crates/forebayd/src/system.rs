@@ -46,15 +46,20 @@ pub fn is_privileged(pid: u32, uid: u32) -> bool {
     if uid == 0 || uid == rustix::process::geteuid().as_raw() {
         return true;
     }
-    let group = fs::read_to_string("/etc/group").ok().and_then(|all| {
-        let mut of = all.lines().filter_map(|l| l.strip_prefix(GROUP)?.strip_prefix(':'));
-        of.next()?.split(':').nth(1)?.parse::<u32>().ok()
-    });
-    let member = |g: u32| {
-        let own = status_numbers(pid, "Gid").is_some_and(|n| n.get(1) == Some(&g));
-        own || status_numbers(pid, "Groups").is_some_and(|n| n.contains(&g))
-    };
-    group.is_some_and(member)
+    let group = fs::read_to_string("/etc/group").ok().and_then(|all| group_number(&all));
+    group.is_some_and(|g| is_member(pid, g))
+}
+
+/// The number of [`GROUP`] in a file like `/etc/group`.
+fn group_number(all: &str) -> Option<u32> {
+    let mut of = all.lines().filter_map(|l| l.strip_prefix(GROUP)?.strip_prefix(':'));
+    of.next()?.split(':').nth(1)?.parse().ok()
+}
+
+/// Whether a process has a group, as its own or beside it.
+fn is_member(pid: u32, group: u32) -> bool {
+    let own = status_numbers(pid, "Gid").is_some_and(|n| n.get(1) == Some(&group));
+    own || status_numbers(pid, "Groups").is_some_and(|n| n.contains(&group))
 }
 
 /// Time in which CPUs had nothing to do since the machine started, ns; with the resolution of the system's accounts.
@@ -113,6 +118,37 @@ mod tests {
         assert!(idle_ns().is_some());
         assert_eq!(s.describe(u32::MAX), None);
         assert_eq!(s.cpu_time_ns(u32::MAX), None);
+    }
+
+    #[test]
+    fn members_of_the_group_are_known_by_what_their_process_has() {
+        assert_eq!(group_number("root:x:0:\nforebayer:x:7:\nforebay:x:4711:ann,bob\n"), Some(4711));
+        for bad in ["", "forebay", "forebay:x", "forebay:x:many:", "xforebay:x:1:"] {
+            assert_eq!(group_number(bad), None, "{bad}");
+        }
+        assert!(is_member(std::process::id(), rustix::process::getegid().as_raw()));
+        assert!(!is_member(std::process::id(), 4_000_000_000) && !is_member(u32::MAX, 0));
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: only root can start a process with other groups");
+            return;
+        }
+        let start = |groups: &'static str| {
+            let mut c = std::process::Command::new("setpriv");
+            let c = c.args(["--reuid", "65534", "--regid", "65534", "--groups", groups, "sleep", "10"]);
+            c.spawn().expect("setpriv is part of every Linux")
+        };
+        let mut both = [start("65534,4711"), start("65534")];
+        // Until they have given up what they were.
+        let begun = std::time::Instant::now();
+        while both.iter().any(|c| stat_fields(c.id()).is_none_or(|(name, _)| name != "sleep")) {
+            assert!(begun.elapsed().as_secs() < 10);
+        }
+        let are = both.each_ref().map(|c| is_member(c.id(), 4711));
+        both.iter_mut().for_each(|c| {
+            c.kill().unwrap();
+            c.wait().unwrap();
+        });
+        assert_eq!(are, [true, false]);
     }
 
     #[test]

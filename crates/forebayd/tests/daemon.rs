@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use common::{Service, until};
+use forebay_proto::client::Connection;
 use forebay_proto::wire::{Class, Request};
 
 fn command(dir: &std::path::Path) -> Command {
@@ -129,6 +130,143 @@ fn what_comes_from_a_program_with_a_class_has_it_too() {
     )
     .unwrap();
     shell.wait().unwrap();
+}
+
+/// A scratch folder.
+fn scratch(name: &str) -> std::path::PathBuf {
+    let dir = std::env::temp_dir().join(format!("forebayd-{name}-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&dir);
+    std::fs::create_dir_all(&dir).unwrap();
+    dir
+}
+
+#[test]
+fn a_socket_that_systemd_made_is_served_and_left_where_it_is() {
+    use std::os::fd::AsRawFd as _;
+    use std::os::unix::process::CommandExt as _;
+    let dir = scratch("activated");
+    let path = dir.join("socket");
+    let socket = forebay_proto::socket::new(rustix::net::SocketFlags::empty()).unwrap();
+    rustix::net::bind(&socket, &rustix::net::SocketAddrUnix::new(&path).unwrap()).unwrap();
+    rustix::net::listen(&socket, 8).unwrap();
+    // Somebody who connects before the service is there is served when it comes.
+    let (from, early) = (path.clone(), std::sync::mpsc::channel());
+    let said = early.0;
+    std::thread::spawn(move || said.send(Connection::open_at(&from, "early").is_ok()));
+    std::thread::sleep(Duration::from_millis(100));
+    let mut c = Command::new("/bin/sh");
+    let script = "LISTEN_FDS=1 LISTEN_PID=$$ exec \"$0\" --socket \"$1\"";
+    c.args(["-c", script, env!("CARGO_BIN_EXE_forebayd")]).arg(&path);
+    let fd = socket.as_raw_fd();
+    // SAFETY: dup2 may be called between fork and exec; number 3 is free in the child or not needed there.
+    unsafe {
+        c.pre_exec(move || if libc::dup2(fd, 3) == 3 { Ok(()) } else { Err(std::io::Error::last_os_error()) });
+    }
+    let mut service = c.spawn().unwrap();
+    assert_eq!(early.1.recv_timeout(Duration::from_secs(10)), Ok(true));
+    assert!(Connection::open_at(&path, "late").unwrap().processes().is_ok());
+    let pid = rustix::process::Pid::from_raw(service.id() as i32).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert!(service.wait().unwrap().success());
+    assert!(path.exists(), "the socket is systemd's");
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+#[test]
+fn without_file_descriptors_newcomers_are_sent_away_and_come_again_later() {
+    let dir = scratch("descriptors");
+    let mut c = Command::new("/bin/sh");
+    c.args(["-c", "ulimit -n 48; exec \"$0\" --socket \"$1\"", env!("CARGO_BIN_EXE_forebayd")]);
+    let mut service = c.arg(dir.join("socket")).stderr(Stdio::null()).spawn().unwrap();
+    let connect = || Connection::open_at(&dir.join("socket"), "test");
+    until("it serves", || connect().is_ok());
+    let mut open = Vec::new();
+    let refused = loop {
+        match connect() {
+            Ok(c) => open.push(c),
+            Err(e) => break e,
+        }
+        assert!(open.len() < 48, "there were descriptors for all");
+    };
+    println!("after {}: {refused}", open.len());
+    assert!(open.len() >= 3);
+    // Those who are there are served, and it does not spin over those who are not.
+    assert!(open[0].processes().is_ok());
+    let cpu = || {
+        use forebayd::service::World as _;
+        forebayd::system::System::default().cpu_time_ns(service.id()).unwrap()
+    };
+    let before = cpu();
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(cpu() - before < 100_000_000, "{} ns in half a second", cpu() - before);
+    open.clear();
+    until("there is room again", || connect().is_ok());
+    service.kill().unwrap();
+    service.wait().unwrap();
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+#[test]
+fn what_others_send_does_not_fill_the_log() {
+    let dir = scratch("log");
+    let log = std::fs::File::create(dir.join("log")).unwrap();
+    let mut service = command(&dir).stderr(log).spawn().unwrap();
+    until("it serves", || Connection::open_at(&dir.join("socket"), "test").is_ok());
+    let begun = std::time::Instant::now();
+    for _ in 0..500 {
+        let s = forebay_proto::socket::connect_to(&dir.join("socket")).unwrap();
+        let _ = forebay_proto::socket::send(std::os::fd::AsFd::as_fd(&s), &[0xFF; 9], &[], false);
+        // Until it is closed.
+        let mut b = [0; 64];
+        while forebay_proto::socket::receive(std::os::fd::AsFd::as_fd(&s), &mut b, true).is_ok_and(|(n, _)| n > 0) {}
+    }
+    let seconds = begun.elapsed().as_secs() as usize + 2;
+    // One more in a later second, which tells of those that were left out.
+    std::thread::sleep(Duration::from_millis(1100));
+    let s = forebay_proto::socket::connect_to(&dir.join("socket")).unwrap();
+    let _ = forebay_proto::socket::send(std::os::fd::AsFd::as_fd(&s), &[0xFF; 9], &[], false);
+    until("it tells of those left out", || std::fs::read_to_string(dir.join("log")).unwrap().contains("more lines"));
+    let lines = std::fs::read_to_string(dir.join("log")).unwrap().lines().count();
+    assert!(lines > 10 && lines <= 22 * seconds + 5, "{lines} lines in {seconds} s");
+    service.kill().unwrap();
+    service.wait().unwrap();
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+#[test]
+fn by_priority_the_lower_nice_value_has_it_all() {
+    let s = Service::start(&["--order", "priority"]);
+    let both = [common::Program::start(&s, "program_wide", &[]), common::Program::start(&s, "program_wide", &[])];
+    until("both have joined", || both.iter().all(|p| s.process(p.pid()).is_some()));
+    s.connect().ask(&Request::Set { pid: both[1].pid(), class: None, nice: Some(5) }).unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    let before = both.each_ref().map(common::Program::cpu);
+    std::thread::sleep(Duration::from_secs(2));
+    let [first, second] = [0, 1].map(|i| (both[i].cpu() - before[i]).as_secs_f64());
+    // By shares the weights would give a factor of three; what starves gets a little all the same.
+    assert!(first > 8.0 * second, "{first} s and {second} s");
+}
+
+#[test]
+fn a_service_that_a_stranger_runs_is_not_spoken_to() {
+    let s = Service::start(&[]);
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only root can give a socket to somebody else");
+        return;
+    }
+    let stranger = rustix::fs::Uid::from_raw(12_345);
+    rustix::fs::chown(s.socket(), Some(stranger), None).unwrap();
+    match Connection::open_at(&s.socket(), "test") {
+        Err(forebay_proto::client::Error::Stranger { user: 12_345, .. }) => {}
+        other => panic!("{:?}", other.map(|_| ())),
+    }
+}
+
+/// Not a test: a program that the tests start.
+#[test]
+#[ignore = "a program that other tests start"]
+fn program_wide() {
+    common::hog(std::thread::available_parallelism().map_or(2, |n| n.get()), Duration::from_millis(1));
 }
 
 /// Not a test: a program that the tests start.
