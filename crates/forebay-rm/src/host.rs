@@ -9,13 +9,15 @@ use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use crate::error::{Error, Result};
+use crate::finder::Finder;
 use crate::rm::{ControlFile, Rm, Window};
 use crate::sys::{
     Alloc, Card, Control, ESC_ALLOC, ESC_CARD_INFO, ESC_CONTROL, ESC_FREE, ESC_MAP_MEMORY, ESC_REGISTER_FD,
     ESC_UNMAP_MEMORY, Free, MAGIC, MAX_CARDS, MapMemory, UnmapMemory,
 };
 
-const CONTROL_PATH: &str = "/dev/nvidiactl";
+/// The driver's control file.
+pub const CONTROL_PATH: &str = "/dev/nvidiactl";
 /// Most control files of a process that are looked at.
 const MAX_FILES: usize = 64;
 
@@ -51,10 +53,8 @@ impl Rm for Host {
         file.cards().map_err(|why| Error::NoDriver { path: CONTROL_PATH.into(), why })
     }
 
-    fn processes(&self) -> Result<Vec<u32>> {
-        let all = std::fs::read_dir("/proc").map_err(|why| Error::NoDriver { path: "/proc".into(), why })?;
-        let pids = all.filter_map(|e| e.ok()?.file_name().to_str()?.parse::<u32>().ok());
-        Ok(pids.filter(|&pid| pid != std::process::id() && has_control_file(pid)).collect())
+    fn processes(&self, finder: &mut Finder) -> Result<Vec<u32>> {
+        finder.look().map_err(|why| Error::NoDriver { path: "/proc".into(), why })
     }
 
     fn files_of(&self, pid: u32) -> Result<Vec<Box<dyn ControlFile>>> {
@@ -79,13 +79,6 @@ impl Rm for Host {
         }
         Ok(out)
     }
-}
-
-/// Whether a process has the control file open. Files of processes that are not ours to look into count as none.
-fn has_control_file(pid: u32) -> bool {
-    let Ok(fds) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
-    let is = |e: std::fs::DirEntry| std::fs::read_link(e.path()).is_ok_and(|to| to.as_os_str() == CONTROL_PATH);
-    fds.filter_map(|e| e.ok()).any(is)
 }
 
 impl HostFile {

@@ -9,6 +9,7 @@ use bytemuck::Pod;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::error::{Error, Result, check};
+use crate::finder::Finder;
 use crate::sys::{Alloc, Card, Control, Free, MapMemory, RawHandle, UnmapMemory};
 
 /// An open control file of the driver (`/dev/nvidiactl`), ours or a duplicate of another process's.
@@ -167,11 +168,11 @@ pub trait Rm: Send + Sync {
     /// [`Error::NoDriver`].
     fn cards(&self) -> Result<Vec<Card>>;
 
-    /// Processes that have a control file open.
+    /// Processes that have a control file open. `finder` remembers from call to call who was asked.
     ///
     /// # Errors
     /// [`Error::NoDriver`].
-    fn processes(&self) -> Result<Vec<u32>>;
+    fn processes(&self, finder: &mut Finder) -> Result<Vec<u32>>;
 }
 
 /// A control call with typed parameters.

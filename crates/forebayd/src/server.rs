@@ -12,7 +12,7 @@ use std::time::Instant;
 use forebay_policy::credit::{Order, TICK_NS};
 use forebay_proto::socket;
 use forebay_proto::wire::{self, MAX_REQUEST, Refusal, Reply, Source};
-use forebay_rm::{Client, Rm};
+use forebay_rm::{CONTROL_PATH, Client, Finder, Rm};
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::fs::{FlockOperation, Mode};
 use rustix::io::Errno;
@@ -95,6 +95,7 @@ enum Waits {
 /// A GPU that is steered.
 struct Steered {
     rm: Arc<dyn Rm>,
+    finder: Finder,
     guardian: Guardian,
 }
 
@@ -293,13 +294,14 @@ impl Server {
         }
         let token = self.token(Waits::Guardian);
         self.add(guardian.alive(), token).map_err(io("watch the guardian"))?;
-        self.gpus.push(Steered { rm, guardian });
+        self.gpus.push(Steered { rm, finder: Finder::new(CONTROL_PATH), guardian });
         Ok(())
     }
 
     fn look_for_processes(&mut self) {
         for gpu in 0..self.gpus.len() {
-            let wrong = match self.gpus[gpu].rm.processes() {
+            let Steered { rm, finder, .. } = &mut self.gpus[gpu];
+            let wrong = match rm.processes(finder) {
                 Ok(pids) => self.service.gpu_processes(gpu, &pids),
                 Err(e) => vec![format!("the processes on GPU {gpu} cannot be listed: {e}")],
             };

@@ -19,6 +19,7 @@ pub use gpu::{Gpu, Load, SWITCH_US};
 pub use log::DRAIN_US;
 
 use crate::error::{self, Error, Result};
+use crate::finder::Finder;
 use crate::rm::{ControlFile, Rm, Window};
 use crate::sys::{
     Alloc, BindLog, CLASS_CLIENT, CLASS_DEVICE, CLASS_EVENT_BUFFER, CLASS_GROUP, CLASS_MEMORY, CLASS_SUBDEVICE,
@@ -574,7 +575,7 @@ impl Rm for FakeRm {
         Ok(vec![Card { valid: 1, gpu: GPU_ID, minor: 0, ..Card::default() }])
     }
 
-    fn processes(&self) -> Result<Vec<u32>> {
+    fn processes(&self, _: &mut Finder) -> Result<Vec<u32>> {
         Ok(self.lock().processes.keys().copied().collect())
     }
 

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::FakeRm;
 use crate::error::{Error, Result};
+use crate::finder::Finder;
 use crate::rm::{ControlFile, Rm, Window};
 use crate::sys::{Alloc, Card, Control, Free, MapMemory, UnmapMemory};
 
@@ -93,7 +94,7 @@ fn answer(rm: &FakeRm, mut stream: UnixStream) -> io::Result<()> {
             },
             FILES_OF | PROCESSES => {
                 let words = if op == PROCESSES {
-                    rm.processes().ok()
+                    rm.processes(&mut Finder::new("")).ok()
                 } else {
                     rm.files_of(argument).ok().map(|all| all.into_iter().map(|f| keep(&mut files, f)).collect())
                 };
@@ -223,7 +224,7 @@ impl Rm for RemoteRm {
         file.cards().map_err(|why| Error::NoDriver { path: "the fake".into(), why })
     }
 
-    fn processes(&self) -> Result<Vec<u32>> {
+    fn processes(&self, _: &mut Finder) -> Result<Vec<u32>> {
         let failed = |why| Error::NoDriver { path: "the fake".into(), why };
         ask(&self.0, PROCESSES, 0, &[]).map(|all| words(&all)).map_err(failed)
     }
