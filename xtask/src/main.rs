@@ -7,7 +7,7 @@ use std::process::{Command, ExitCode};
 const MAX_BUNDLE: u64 = 60 << 20;
 
 const RUN: &str = r#"#!/bin/sh
-# Runs on a host with a GPU and no toolchain; results go to $OUT (default: ./results).
+# Runs on a host with a GPU and no toolchain: ./run [PART...], all parts without; results go to $OUT (default: ./results).
 # The first failure is reported at the end, so that one broken part does not hide the others.
 cd "$(dirname "$0")" || exit 1
 OUT="${OUT:-$PWD/results}"
@@ -15,20 +15,41 @@ export FOREBAY_COMMIT="@COMMIT@" FOREBAY_CACHE="${FOREBAY_CACHE:-$OUT/cache}" FO
 mkdir -p "$OUT"
 status=0
 try() { echo "== $*"; "$@" || { echo "FAILED: $*"; status=1; }; }
-try ./forebay doctor --calibrate
-try ./forebay bench conformance --out "$OUT"
-for test in ./tests/*; do try "$test" --test-threads=2; done
-try ./forebay demo gesture --device cuda --frames 600 --rate max --quiet
-try ./forebay demo gesture --device cuda --frames 150 --quiet --trace "$OUT/gesture.pftrace"
-try ./forebay demo gesture --device cpu --frames 100 --rate max --quiet
-try ./forebay bench gesture --device cuda --out "$OUT"
-try ./forebay bench ptask --device cuda --full --out "$OUT"
-try ./forebay bench fusion --device cuda --out "$OUT"
-try ./forebay bench schedulers --out "$OUT"
-try ./forebay bench dispatch --out "$OUT"
-try ./forebay bench transfer --out "$OUT"
-try ./forebay bench resident --out "$OUT"
-try ./forebay bench placement --out "$OUT"
+conformance() {
+  try ./forebay doctor --calibrate
+  try ./forebay bench conformance --out "$OUT"
+  for test in ./tests/*; do try "$test" --test-threads=2; done
+}
+gesture() {
+  try ./forebay demo gesture --device cuda --frames 600 --rate max --quiet
+  try ./forebay demo gesture --device cuda --frames 150 --quiet --trace "$OUT/gesture.pftrace"
+  try ./forebay demo gesture --device cpu --frames 100 --rate max --quiet
+  try ./forebay bench gesture --device cuda --out "$OUT"
+}
+dataflow() {
+  try ./forebay bench ptask --device cuda --full --out "$OUT"
+  try ./forebay bench fusion --device cuda --out "$OUT"
+  try ./forebay bench schedulers --out "$OUT"
+  try ./forebay bench dispatch --out "$OUT"
+}
+sharing() {
+  # The log of context switches with two programs that share the GPU by the driver's turns; then the service's windows.
+  ./forebay demo sharing-program --device cuda --task-us 1000 > /dev/null & one=$!
+  ./forebay demo sharing-program --device cuda --task-us 5000 > /dev/null & two=$!
+  sleep 5
+  try ./forebay trace --seconds 2 "$OUT/switches.pftrace"
+  kill $one $two
+  try ./forebay bench sharing --device cuda --out "$OUT"
+}
+transfer() { try ./forebay bench transfer --out "$OUT"; }
+resident() { try ./forebay bench resident --out "$OUT"; }
+placement() { try ./forebay bench placement --out "$OUT"; }
+for part in ${*:-conformance gesture dataflow sharing transfer resident placement}; do
+  case "$part" in
+    conformance | gesture | dataflow | sharing | transfer | resident | placement) "$part" ;;
+    *) echo "there is no part $part"; status=2 ;;
+  esac
+done
 exit $status
 "#;
 

@@ -17,7 +17,7 @@ use super::{Serve, connect};
 
 The program takes the place of this command: it has its process number, gets its signals and gives its exit status.
 Programs that it starts are served in the same way. A program that does not use Forebay's library runs as it always did:
-steering it on a GPU is not available yet, and --memory does not bind it.")]
+it is steered on NVIDIA GPUs that the service divides (`forebay service --gpu`), and --memory does not bind it.")]
 pub struct Options {
     #[command(flatten)]
     serve: Serve,

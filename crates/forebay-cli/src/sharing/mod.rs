@@ -6,7 +6,7 @@ pub mod file;
 pub mod program;
 mod stage;
 
-pub use stage::{Sample, Stage};
+pub use stage::{Actor, Sample, Stage, rounds};
 
 /// The value below which a part `q` of all is; 0 for none.
 pub fn quantile(values: &[f64], q: f64) -> f64 {

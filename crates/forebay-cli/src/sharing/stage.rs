@@ -49,6 +49,32 @@ fn io(what: &str) -> impl Fn(std::io::Error) -> String + '_ {
     move |e| format!("{what}: {e}")
 }
 
+/// What a service says, the first of it.
+fn listen(service: &mut Child) -> Arc<Mutex<String>> {
+    const ENOUGH: usize = 4096;
+    let said = Arc::new(Mutex::new(String::new()));
+    let (from, to) = (service.stderr.take(), said.clone());
+    std::thread::spawn(move || {
+        for line in from.into_iter().flat_map(|f| BufReader::new(f).lines()).map_while(Result::ok) {
+            let mut said = to.lock().unwrap_or_else(PoisonError::into_inner);
+            if said.len() < ENOUGH {
+                *said += &line;
+                said.push('\n');
+            }
+        }
+    });
+    said
+}
+
+/// Rounds that a program needs for a task of this length, measured by a program that is alone.
+pub fn rounds(device: Kind, task_us: u64) -> Result<u32, String> {
+    let mut c = Command::new(this()?);
+    c.args(["demo", "sharing-program", "--measure", "--device", device.name(), "--task-us"]).arg(task_us.to_string());
+    let out = c.env(forebay_proto::SOCKET_VARIABLE, "").output().map_err(io("start a program"))?;
+    let said = String::from_utf8_lossy(&out.stdout);
+    said.trim().parse().map_err(|_| format!("a program measured nothing: {}", String::from_utf8_lossy(&out.stderr)))
+}
+
 fn this() -> Result<PathBuf, String> {
     std::env::current_exe().map_err(io("this program's own file"))
 }
@@ -56,6 +82,11 @@ fn this() -> Result<PathBuf, String> {
 impl Stage {
     /// A stage with a service, or on which programs are on their own.
     pub fn new(served: bool) -> Result<Self, String> {
+        Self::with(served, &[])
+    }
+
+    /// A stage whose service, if there is one, has these further arguments.
+    pub fn with(served: bool, arguments: &[&str]) -> Result<Self, String> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = format!("forebay-stage-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let dir = std::env::temp_dir().join(name);
@@ -63,12 +94,18 @@ impl Stage {
         if served {
             std::fs::create_dir_all(&stage.dir).map_err(io("a folder for the service"))?;
             let mut c = Command::new(this()?);
-            c.arg("service").arg("--socket").arg(stage.socket()).stderr(Stdio::null());
-            stage.service = Some(c.spawn().map_err(io("start a service"))?);
+            c.arg("service").arg("--socket").arg(stage.socket()).args(arguments).stderr(Stdio::piped());
+            let mut service = c.spawn().map_err(io("start a service"))?;
+            let said = listen(&mut service);
+            stage.service = Some(service);
             let begun = Instant::now();
             while stage.connect().is_err() {
-                if begun.elapsed() > PATIENCE {
-                    return Err("the service does not answer".into());
+                let ended = stage.service.as_mut().is_some_and(|s| !matches!(s.try_wait(), Ok(None)));
+                if ended || begun.elapsed() > PATIENCE {
+                    // What it says comes a moment before or after its end.
+                    std::thread::sleep(Duration::from_millis(100));
+                    let said = said.lock().unwrap_or_else(PoisonError::into_inner);
+                    return Err(format!("the service does not answer: {}", said.trim()));
                 }
                 std::thread::sleep(Duration::from_millis(10));
             }
@@ -99,6 +136,13 @@ impl Stage {
         let period = period_ms.map(|ms| ["--period-ms".to_owned(), ms.to_string()]);
         let task = ["--task-us".to_owned(), task_us.to_string()];
         self.start(device, &[&task[..], period.as_ref().map_or(&[], |p| &p[..])].concat())
+    }
+
+    /// Starts a program whose tasks have so many rounds, and waits until it works.
+    pub fn program_of(&self, device: Kind, rounds: u32, period_ms: Option<u64>) -> Result<Actor, String> {
+        let mut args = vec!["--rounds".to_owned(), rounds.to_string()];
+        args.extend(period_ms.into_iter().flat_map(|ms| ["--period-ms".to_owned(), ms.to_string()]));
+        self.start(device, &args)
     }
 
     /// Starts a program that works on an encrypted file, and waits until it does.

@@ -1,5 +1,7 @@
 //! `forebay bench sharing`: real programs on one device through credit, against what the operating system does by itself.
 
+mod gpu;
+
 use std::time::{Duration, Instant};
 
 use forebay::Kind;
@@ -196,11 +198,16 @@ pub fn run(device: Option<Kind>) -> Result<Vec<Row>, String> {
         None => {
             let cl = forebay::hal::discover(&[Kind::OpenCl]).0;
             let cpu_cl = cl.iter().any(|d| d.info().is_cpu).then_some(Kind::OpenCl);
-            std::iter::once(Kind::Cpu).chain(cpu_cl).collect()
+            let cuda = (!forebay::hal::discover(&[Kind::Cuda]).0.is_empty()).then_some(Kind::Cuda);
+            std::iter::once(Kind::Cpu).chain(cpu_cl).chain(cuda).collect()
         }
     };
     for d in here {
         eprintln!("sharing: {}", d.name());
+        if d == Kind::Cuda {
+            gpu::run(&mut rows)?;
+            continue;
+        }
         shares(d, &mut rows)?;
         interactive(d, &mut rows)?;
         encrypted_file(d, &mut rows)?;
