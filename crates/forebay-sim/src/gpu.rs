@@ -8,7 +8,7 @@
 //! 2. the GPU was not idle while somebody had work: the total is what is possible, within [`TOLERANCE`];
 //! 3. once the agent has gone by itself, nobody is suspended and nobody's slices are changed; and once a killed one's
 //!    successor has adopted everybody, nobody is suspended who should not be;
-//! 4. the kernels of an interactive process with a short one every few milliseconds are done within [`PROMPT_US`], but for
+//! 4. the kernels of an interactive process with a short one every few milliseconds are done within 700 µs, but for
 //!    one in a hundred; and one that never rests takes no more than its reserve and a normal member's share from others.
 //!
 //! Time on the GPU is what the agent reads from the log of context switches; the oracles ask the fake itself.

@@ -193,6 +193,34 @@ impl Template {
     }
 }
 
+/// As in a graph file: `f32[640x480]`, `f32<=1000` (records), `bytes<=4096`. Sizes are not validated.
+impl std::str::FromStr for Template {
+    type Err = String;
+
+    fn from_str(s: &str) -> std::result::Result<Self, String> {
+        let bad = || format!("{s:?} is no type; write f32[640x480], f32<=1000 or bytes<=4096");
+        let elem = |n: &str| {
+            let known = "u8, u16, i16, u32, i32, u64, f32, f64, recordN";
+            Elem::parse(n).ok_or_else(|| format!("unknown element {n:?} in {s:?}; known: {known}"))
+        };
+        if let Some((e, max)) = s.split_once("<=") {
+            let max: usize = max.trim().parse().map_err(|_| bad())?;
+            return if e.trim() == "bytes" {
+                Ok(Template::raw(max))
+            } else {
+                Ok(Template::records_of(elem(e.trim())?, max))
+            };
+        }
+        let (e, dims) = s.strip_suffix(']').and_then(|s| s.split_once('[')).ok_or_else(bad)?;
+        let dims =
+            dims.split('x').map(|d| d.trim().parse::<usize>()).collect::<Result<Vec<_>, _>>().map_err(|_| bad())?;
+        if dims.len() > 3 {
+            return Err(format!("{s:?} has more than three dimensions"));
+        }
+        Ok(Template::array_of(elem(e.trim())?, dims))
+    }
+}
+
 impl std::fmt::Display for Template {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let e = self.elem.name();

@@ -320,6 +320,22 @@ impl Datablock {
         Ok(bytemuck::cast_slice_mut(&mut self.host_mut_bytes(true)?[..n]))
     }
 
+    /// Its bytes, whatever the elements are; as [`Datablock::as_slice`].
+    ///
+    /// # Errors
+    /// Device errors from the copy.
+    pub fn as_bytes(&self) -> Result<&[u8]> {
+        self.host_bytes()
+    }
+
+    /// Its bytes for writing: those of its elements, and the room for more behind them.
+    ///
+    /// # Errors
+    /// [`Error::Block`] when the block is shared; device errors from the copy.
+    pub fn as_mut_bytes(&mut self) -> Result<&mut [u8]> {
+        self.host_mut_bytes(true)
+    }
+
     /// Its first element, whatever number that is.
     pub(crate) fn number(&self) -> Option<f64> {
         let bytes = self.host_bytes().ok()?;

@@ -35,7 +35,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::task::{Arg, Launch, Task, Work};
+use super::task::{Launch, Task, Work};
 use super::{DEFAULT_CAPACITY, Graph, Predicate, TaskId};
 use crate::block::Signals;
 use crate::error::{Error, Result};
@@ -286,7 +286,7 @@ impl Reader<'_> {
         let Some(t) = &p.template else {
             return Err(self.error(span.clone(), format!("port {:?} needs a type, such as \"f32[640x480]\"", p.name)));
         };
-        template(t.get_ref()).map_err(|why| self.error(t.span(), why))
+        t.get_ref().parse().map_err(|why| self.error(t.span(), why))
     }
 
     fn task(&self, d: TaskDecl, span: Range<usize>) -> Result<Task> {
@@ -377,56 +377,11 @@ impl Reader<'_> {
             }
             _ => return Err(self.error(k.span(), "a kernel has either a `file` or a `source`")),
         };
-        let args = d.args.get_ref().iter().map(|a| argument(a)).collect::<Result<Vec<_>, _>>();
+        let args = d.args.get_ref().iter().map(|a| a.parse()).collect::<Result<Vec<_>, _>>();
         let args = args.map_err(|why| self.error(d.args.span(), why))?;
         let launch = Launch::new(Source::Portable(source.into()), &d.entry, args);
         Ok(t.kernels(Kind::OpenCl, [launch.clone()]).kernels(Kind::Cuda, [launch]))
     }
-}
-
-/// A kernel argument as written in a graph file.
-fn argument(s: &str) -> Result<Arg, String> {
-    let bad = |what: &str| format!("{s:?} is no {what}");
-    if let Some((kind, value)) = s.split_once(':') {
-        return match kind {
-            "u32" => value.parse().map(Arg::U32).map_err(|_| bad("u32")),
-            "i32" => value.parse().map(Arg::I32).map_err(|_| bad("i32")),
-            "f32" => value.parse().map(Arg::F32).map_err(|_| bad("f32")),
-            _ => Err(bad("argument: constants are u32:N, i32:N or f32:X")),
-        };
-    }
-    Ok(match s.split_once('.') {
-        Some(("items", d)) => {
-            Arg::Items(["x", "y", "z"].iter().position(|n| *n == d).ok_or_else(|| bad("dimension (items.x, .y, .z)"))?)
-        }
-        Some(("records", p)) => Arg::records(p),
-        Some(("meta", p)) => Arg::meta(p),
-        Some(_) => return Err(bad("argument: known prefixes are items, records, meta")),
-        None => Arg::port(s),
-    })
-}
-
-/// A template as written in a graph file.
-fn template(s: &str) -> Result<Template, String> {
-    let bad = || format!("{s:?} is no type; write f32[640x480], f32<=1000 or bytes<=4096");
-    let elem = |n: &str| {
-        let known = "u8, u16, i16, u32, i32, u64, f32, f64, recordN";
-        Elem::parse(n).ok_or_else(|| format!("unknown element {n:?} in {s:?}; known: {known}"))
-    };
-    if let Some((e, max)) = s.split_once("<=") {
-        let max: usize = max.trim().parse().map_err(|_| bad())?;
-        return if e.trim() == "bytes" {
-            Ok(Template::raw(max))
-        } else {
-            Ok(Template::records_of(elem(e.trim())?, max))
-        };
-    }
-    let (e, dims) = s.strip_suffix(']').and_then(|s| s.split_once('[')).ok_or_else(bad)?;
-    let dims = dims.split('x').map(|d| d.trim().parse::<usize>()).collect::<Result<Vec<_>, _>>().map_err(|_| bad())?;
-    if dims.len() > 3 {
-        return Err(format!("{s:?} has more than three dimensions"));
-    }
-    Ok(Template::array_of(elem(e.trim())?, dims))
 }
 
 #[cfg(test)]
@@ -512,7 +467,7 @@ from = "b.y"
         fn types_come_back(e in 0usize..8, dims in proptest::collection::vec(1usize..5000, 1..4)) {
             let names = ["u8", "u16", "i16", "u32", "i32", "u64", "f32", "f64"];
             let text = format!("{}[{}]", names[e], dims.iter().map(usize::to_string).collect::<Vec<_>>().join("x"));
-            prop_assert_eq!(template(&text), Ok(Template::array_of(Elem::parse(names[e]).unwrap(), dims)));
+            prop_assert_eq!(text.parse(), Ok(Template::array_of(Elem::parse(names[e]).unwrap(), dims)));
         }
     }
 }

@@ -333,17 +333,21 @@ impl Task {
     /// Implementation: one portable kernel for OpenCL and CUDA devices, with the ports in order of declaration as
     /// arguments (inputs, then outputs; Meta and Initializer ports are left out).
     pub fn portable(self, source: &str, entry: &str) -> Self {
+        let launch = Launch::new(Source::Portable(source.into()), entry, self.port_args());
+        self.kernels(Kind::OpenCl, [launch.clone()]).kernels(Kind::Cuda, [launch])
+    }
+
+    /// The ports that were declared so far, as [`Task::portable`] passes them to a kernel.
+    pub fn port_args(&self) -> Vec<Arg> {
         let inputs = self.inputs.iter().filter(|p| matches!(p.kind, PortKind::Input | PortKind::Sticky));
         let in_place: Vec<&str> =
             self.outputs.iter().filter(|p| p.from_input.is_some()).map(|p| p.name.as_str()).collect();
-        let names: Vec<Arg> = inputs
+        inputs
             .map(|p| p.name.as_str())
             .filter(|n| !in_place.contains(n))
             .chain(self.outputs.iter().map(|p| p.name.as_str()))
             .map(Arg::port)
-            .collect();
-        let launch = Launch::new(Source::Portable(source.into()), entry, names);
-        self.kernels(Kind::OpenCl, [launch.clone()]).kernels(Kind::Cuda, [launch])
+            .collect()
     }
 
     /// Leaves out the kernels for other kinds of devices; functions on the host stay.
@@ -454,6 +458,32 @@ impl Task {
             .or_else(|| self.inputs.iter().find(|p| p.kind == PortKind::Input).map(|p| p.template));
         let dims = template.map_or([1, 1, 1], |t| t.dims);
         Geometry::new(dims[0], dims[1], dims[2])
+    }
+}
+
+/// As in a graph file: `x` (a port or scratch), `records.x`, `meta.n`, `items.x` to `.z`, `u32:5`, `i32:-5`, `f32:0.5`.
+impl std::str::FromStr for Arg {
+    type Err = String;
+
+    fn from_str(s: &str) -> std::result::Result<Self, String> {
+        let bad = |what: &str| format!("{s:?} is no {what}");
+        if let Some((kind, value)) = s.split_once(':') {
+            return match kind {
+                "u32" => value.parse().map(Arg::U32).map_err(|_| bad("u32")),
+                "i32" => value.parse().map(Arg::I32).map_err(|_| bad("i32")),
+                "f32" => value.parse().map(Arg::F32).map_err(|_| bad("f32")),
+                _ => Err(bad("argument: constants are u32:N, i32:N or f32:X")),
+            };
+        }
+        Ok(match s.split_once('.') {
+            Some(("items", d)) => Arg::Items(
+                ["x", "y", "z"].iter().position(|n| *n == d).ok_or_else(|| bad("dimension (items.x, .y, .z)"))?,
+            ),
+            Some(("records", p)) => Arg::records(p),
+            Some(("meta", p)) => Arg::meta(p),
+            Some(_) => return Err(bad("argument: known prefixes are items, records, meta")),
+            None => Arg::port(s),
+        })
     }
 }
 
@@ -578,11 +608,33 @@ impl<'a> Invocation<'a> {
             let want = std::any::type_name::<T>();
             return Err(format!("output {} holds {}, not {want}", port.text(), b.template()).into());
         }
+        let bytes = self.take_output(i)?;
+        // SAFETY: aligned to 64 bytes, and of whole elements.
+        Ok(unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast::<T>(), bytes.len() / size_of::<T>()) })
+    }
+
+    /// The bytes at an output port for writing, whatever its elements are; as [`Invocation::output`].
+    pub fn output_bytes(&mut self, port: impl PortKey) -> Result<&'a mut [u8], TaskError> {
+        let i = port.find(&self.node.output_names).ok_or_else(|| self.missing("output", port.text()))?;
+        if self.taken & 1 << i != 0 {
+            return Err(format!("output {} of task {:?} was taken before", port.text(), self.node.name).into());
+        }
+        if self.outputs[i].is_none() {
+            return Err(self.missing("output", port.text()));
+        }
+        self.take_output(i)
+    }
+
+    /// The bytes of output number `i`, which was not taken before.
+    #[inline]
+    fn take_output(&mut self, i: usize) -> Result<&'a mut [u8], TaskError> {
+        let outputs: &'a [Option<Datablock>] = self.outputs;
+        let Some(b) = &outputs[i] else { return Err(self.missing("output", i.text())) };
         self.taken |= 1 << i;
         let p = b.write_host(true)?;
         // SAFETY: the block is this invocation's alone (the engine made it so), has the template's size, is aligned to
         // 64 bytes, and `taken` hands out its bytes once.
-        Ok(unsafe { std::slice::from_raw_parts_mut(p.cast::<T>(), b.template().bytes() / size_of::<T>()) })
+        Ok(unsafe { std::slice::from_raw_parts_mut(p, b.template().bytes()) })
     }
 
     /// What goes out beside the bytes at an output port: record count, marks, metadata.

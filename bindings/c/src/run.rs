@@ -1,0 +1,257 @@
+//! Runtimes, running graphs, and tasks that are called like functions.
+
+use std::cell::Cell;
+use std::ffi::c_char;
+use std::time::Duration;
+
+use forebay::place::Accelerated;
+use forebay::{Datablock, Drain, Feed, Kind, Mode, Running, Runtime};
+
+use crate::block::forebay_block;
+use crate::graph::forebay_graph;
+use crate::task::forebay_task;
+use crate::{Failure, give, invalid, put, shared, status, take, text};
+
+/// Waits for as long as it takes.
+pub const FOREBAY_FOREVER: i64 = -1;
+
+/// The devices of this machine, and the workers.
+pub struct forebay_runtime(Runtime);
+
+/// A graph that runs.
+pub struct forebay_running {
+    running: Running,
+    feeds: Vec<Feed>,
+    drains: Vec<Drain>,
+}
+
+/// A task that is called like a function.
+pub struct forebay_accelerated(Accelerated);
+
+/// Makes a runtime with the CPU and devices of this kind: "cpu" (none besides), "opencl", "cuda", or NULL for the accelerators
+/// that there are. `mode` is "first-available", "fifo", "priority", "data-aware" or "adaptive", or NULL for data-aware.
+///
+/// # Safety
+/// As the rules say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn forebay_runtime_new(
+    device: *const c_char,
+    mode: *const c_char,
+    runtime: *mut *mut forebay_runtime,
+) -> i32 {
+    // SAFETY: C's promises.
+    status(|| unsafe {
+        let mut b = Runtime::builder();
+        if !device.is_null() {
+            b = b.only(text(device, "the device")?.parse::<Kind>().map_err(|why| invalid(&why))?)?;
+        }
+        if !mode.is_null() {
+            b = b.mode(text(mode, "the mode")?.parse::<Mode>().map_err(|why| invalid(&why))?);
+        }
+        give(runtime, forebay_runtime(b.build()?))
+    })
+}
+
+/// Gives a runtime back; graphs that it runs go on.
+///
+/// # Safety
+/// As the rules say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn forebay_runtime_free(runtime: *mut forebay_runtime) {
+    // SAFETY: C's promise. NULL is nothing to free.
+    drop(unsafe { take(runtime, "the runtime") });
+}
+
+/// How many devices a runtime has, the CPU included.
+///
+/// # Safety
+/// As the rules say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn forebay_runtime_devices(runtime: *const forebay_runtime, n: *mut usize) -> i32 {
+    // SAFETY: C's promises.
+    status(|| unsafe { put(n, shared(runtime, "the runtime")?.0.devices().len()) })
+}
+
+/// Checks a graph, compiles its kernels and starts it; takes the graph.
+///
+/// # Safety
+/// As the rules say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn forebay_start(
+    runtime: *const forebay_runtime,
+    graph: *mut forebay_graph,
+    running: *mut *mut forebay_running,
+) -> i32 {
+    // SAFETY: C's promises.
+    status(|| unsafe {
+        let g = take(graph, "the graph")?;
+        let run = shared(runtime, "the runtime")?.0.start(g.graph)?;
+        give(running, forebay_running { running: run, feeds: g.feeds, drains: g.drains })
+    })
+}
+
+/// Ends a graph: what is under way is done, what waits is dropped.
+///
+/// # Safety
+/// As the rules say. Nobody else is in a call with it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn forebay_running_free(running: *mut forebay_running) {
+    // SAFETY: C's promise. NULL is nothing to free.
+    drop(unsafe { take(running, "the graph") });
+}
+
+fn nth<T: Copy>(all: &[T], n: u32, what: &str) -> Result<T, Failure> {
+    all.get(n as usize).copied().ok_or_else(|| invalid(&format!("there is no {what} {n}; there are {}", all.len())))
+}
+
+/// Pushes a block into a feed, and takes it. Waits for room for so long, ms: 0 not at all, FOREBAY_FOREVER until there is.
+/// FOREBAY_AGAIN when there was none; the block is gone then, too.
+///
+/// # Safety
+/// As the rules say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn forebay_push(
+    running: *const forebay_running,
+    feed: u32,
+    block: *mut forebay_block,
+    wait_ms: i64,
+) -> i32 {
+    // SAFETY: C's promises.
+    status(|| unsafe {
+        let b = take(block, "the block")?.0;
+        let r = shared(running, "the graph")?;
+        let feed = nth(&r.feeds, feed, "feed")?;
+        Ok(match wait_ms {
+            0 => r.running.try_push(feed, b).map_err(|(_, e)| e)?,
+            ..=FOREBAY_FOREVER => r.running.push(feed, b)?,
+            ms => r.running.push_timeout(feed, b, Duration::from_millis(ms.unsigned_abs()))?,
+        })
+    })
+}
+
+/// Pulls the next block from a drain; waits as [`forebay_push`] does.
+///
+/// # Safety
+/// As the rules say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn forebay_pull(
+    running: *const forebay_running,
+    drain: u32,
+    wait_ms: i64,
+    block: *mut *mut forebay_block,
+) -> i32 {
+    // SAFETY: C's promises.
+    status(|| unsafe {
+        let r = shared(running, "the graph")?;
+        let drain = nth(&r.drains, drain, "drain")?;
+        let b = match wait_ms {
+            0 => r.running.try_pull(drain)?,
+            ..=FOREBAY_FOREVER => r.running.pull(drain)?,
+            ms => r.running.pull_timeout(drain, Duration::from_millis(ms.unsigned_abs()))?,
+        };
+        give(block, forebay_block(b))
+    })
+}
+
+/// Stops a graph: no task begins any more.
+///
+/// # Safety
+/// As the rules say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn forebay_stop(running: *const forebay_running) -> i32 {
+    // SAFETY: C's promises.
+    status(|| unsafe { Ok(shared(running, "the graph")?.running.stop()?) })
+}
+
+/// Lets a stopped graph go on.
+///
+/// # Safety
+/// As the rules say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn forebay_run(running: *const forebay_running) -> i32 {
+    // SAFETY: C's promises.
+    status(|| unsafe { Ok(shared(running, "the graph")?.running.run()?) })
+}
+
+/// Empties a stopped graph's channels and begins anew, also after an error.
+///
+/// # Safety
+/// As the rules say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn forebay_reset(running: *const forebay_running) -> i32 {
+    // SAFETY: C's promises.
+    status(|| unsafe { Ok(shared(running, "the graph")?.running.reset()?) })
+}
+
+/// FOREBAY_OK while nothing has failed; otherwise why the graph stopped.
+///
+/// # Safety
+/// As the rules say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn forebay_running_error(running: *const forebay_running) -> i32 {
+    // SAFETY: C's promises.
+    status(|| unsafe { shared(running, "the graph")?.running.error().map_or(Ok(()), |e| Err(e.into())) })
+}
+
+/// Makes a task that is called like a function, each call on the device that is predicted to end it first; takes the task.
+///
+/// # Safety
+/// As the rules say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn forebay_accelerate(
+    runtime: *const forebay_runtime,
+    task: *mut forebay_task,
+    made: *mut *mut forebay_accelerated,
+) -> i32 {
+    // SAFETY: C's promises.
+    status(|| unsafe {
+        let task = Cell::new(Some(take(task, "the task")?.0));
+        // There is one lane, which is made once.
+        let once = || task.take().unwrap_or_else(|| forebay::Task::new("gone"));
+        give(made, forebay_accelerated(shared(runtime, "the runtime")?.0.accelerate(1, once)?))
+    })
+}
+
+/// Calls it with blocks for its inputs in the order of their ports, which stay the caller's, and waits for its outputs, which
+/// are the caller's then.
+///
+/// # Safety
+/// As the rules say; `inputs` and `outputs` have as many places as is said.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn forebay_call(
+    task: *const forebay_accelerated,
+    inputs: *const *const forebay_block,
+    n_inputs: usize,
+    outputs: *mut *mut forebay_block,
+    n_outputs: usize,
+) -> i32 {
+    // SAFETY: C's promises.
+    status(|| unsafe {
+        let blocks = match (inputs.is_null(), n_inputs) {
+            (_, 0) => &[][..],
+            (true, _) => return Err(invalid("the inputs are NULL")),
+            (false, n) => std::slice::from_raw_parts(inputs, n),
+        };
+        let handle = |b: &*const forebay_block| Ok(shared(*b, "an input")?.0.clone());
+        let blocks = blocks.iter().map(handle).collect::<Result<Vec<Datablock>, Failure>>()?;
+        let task = shared(task, "the task")?;
+        let made = task.0.call(&blocks)?;
+        if made.len() != n_outputs || outputs.is_null() {
+            return Err(invalid(&format!("there are {} outputs and room for {n_outputs}", made.len())));
+        }
+        for (i, b) in made.into_iter().enumerate() {
+            give(outputs.add(i), forebay_block(b))?;
+        }
+        Ok(())
+    })
+}
+
+/// Gives it back.
+///
+/// # Safety
+/// As the rules say. Nobody else is in a call with it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn forebay_accelerated_free(task: *mut forebay_accelerated) {
+    // SAFETY: C's promise. NULL is nothing to free.
+    drop(unsafe { take(task, "the task") });
+}

@@ -1,0 +1,210 @@
+// What C programs get wrong, one after the other.
+
+#include <forebay.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int released;
+static void release(void *user) {
+  (void)user;
+  released++;
+}
+
+#define EXPECT(status, call, part)                                                                  \
+  do {                                                                                              \
+    int got = (call);                                                                               \
+    if (got != (status) || (got && !strstr(forebay_error(), part))) {                               \
+      printf("line %d: %s: %d %s\n", __LINE__, #call, got, got ? forebay_error() : "");             \
+      exit(1);                                                                                      \
+    }                                                                                               \
+  } while (0)
+#define GOOD(call) EXPECT(FOREBAY_OK, call, "")
+
+static int fails(forebay_invocation *in, void *user) {
+  (void)user;
+  return forebay_invocation_fail(in, "it did not like the data");
+}
+static int returns(forebay_invocation *in, void *user) {
+  (void)in, (void)user;
+  return 42;
+}
+// Twice the input, as records; and what a function may not do.
+static int doubles(forebay_invocation *in, void *user) {
+  const void *x;
+  void *y;
+  size_t n, m;
+  if (forebay_invocation_input(in, "nothing", &x, &n) != FOREBAY_FAILED) return 1;
+  if (forebay_invocation_output(in, "x", &y, &m) != FOREBAY_FAILED) return 2;
+  if (forebay_invocation_input(in, "x", &x, &n)) return 3;
+  if (forebay_invocation_output(in, "y", &y, &m) || m != 16) return 4;
+  if (forebay_invocation_output(in, "y", &y, &m) == FOREBAY_OK) return 5;
+  if (forebay_invocation_set_records(in, "y", 5) == FOREBAY_OK) return 6;
+  for (size_t i = 0; i < n / 4; i++) ((uint32_t *)y)[i] = 2 * ((const uint32_t *)x)[i];
+  ++*(int *)user;
+  return forebay_invocation_set_records(in, "y", n / 4);
+}
+
+static forebay_task *task(const char *name, forebay_function f, void *user) {
+  forebay_task *t;
+  GOOD(forebay_task_new(name, &t));
+  GOOD(forebay_task_input(t, "x", "u32<=4"));
+  GOOD(forebay_task_output(t, "y", "u32<=4"));
+  GOOD(forebay_task_host(t, f, user, release));
+  return t;
+}
+
+static forebay_running *start(forebay_runtime *rt, forebay_task *t, const char *name) {
+  forebay_graph *g;
+  forebay_running *run;
+  uint32_t n;
+  char end[32];
+  GOOD(forebay_graph_new("g", &g));
+  GOOD(forebay_graph_add(g, t));
+  snprintf(end, sizeof end, "%s.x", name);
+  GOOD(forebay_graph_feed(g, end, 1, &n));
+  snprintf(end, sizeof end, "%s.y", name);
+  GOOD(forebay_graph_drain(g, end, 1, &n));
+  GOOD(forebay_graph_check(g));
+  GOOD(forebay_start(rt, g, &run));
+  return run;
+}
+
+static void *elsewhere(void *runtime) {
+  // Another thread has reasons of its own.
+  if (strlen(forebay_error())) return (void *)1;
+  EXPECT(FOREBAY_INVALID, forebay_runtime_devices(runtime, NULL), "NULL");
+  return NULL;
+}
+
+int main(int argc, char **argv) {
+  forebay_runtime *rt;
+  forebay_block *b;
+  forebay_graph *g;
+  forebay_task *t;
+  const void *data;
+  void *to;
+  size_t n;
+  uint32_t feed;
+  if (argc < 2) return 1;
+  EXPECT(FOREBAY_INVALID, forebay_runtime_new("toaster", NULL, &rt), "toaster");
+  EXPECT(FOREBAY_INVALID, forebay_runtime_new("cpu", "random", &rt), "random");
+  EXPECT(FOREBAY_INVALID, forebay_runtime_new("cpu", NULL, NULL), "NULL");
+  EXPECT(FOREBAY_INVALID, forebay_runtime_new("\xff\xfe", NULL, &rt), "UTF-8");
+  GOOD(forebay_runtime_new("cpu", "fifo", &rt));
+
+  // Blocks.
+  EXPECT(FOREBAY_INVALID, forebay_block_new("f33[8]", NULL, 0, &b), "f33");
+  EXPECT(FOREBAY_INVALID, forebay_block_new("f32[8", NULL, 0, &b), "type");
+  EXPECT(FOREBAY_FAILED, forebay_block_new("f64[9999999999x9999999999]", NULL, 0, &b), "larger");
+  EXPECT(FOREBAY_FAILED, forebay_block_new("f32[8]", "abc", 3, &b), "");
+  EXPECT(FOREBAY_INVALID, forebay_block_new("f32[8]", NULL, 3, &b), "NULL");
+  GOOD(forebay_block_new("f32[8]", NULL, 0, &b));
+  GOOD(forebay_block_data(b, &data, &n));
+  if (n != 32 || ((const float *)data)[7] != 0) return 1;
+  EXPECT(FOREBAY_INVALID, forebay_block_data(b, NULL, &n), "NULL");
+  forebay_block *other;
+  GOOD(forebay_block_share(b, &other));
+  EXPECT(FOREBAY_FAILED, forebay_block_data_mut(b, &to, &n), "handle");
+  forebay_block_free(other);
+  GOOD(forebay_block_data_mut(b, &to, &n));
+  memset(to, 1, n);
+  forebay_block_free(b);
+  forebay_block_free(NULL);
+
+  // Tasks and graphs.
+  EXPECT(FOREBAY_INVALID, forebay_task_new(NULL, &t), "name");
+  EXPECT(FOREBAY_INVALID, forebay_task_host(NULL, fails, NULL, release), "NULL");
+  if (released != 1) return 2;
+  GOOD(forebay_task_new("k", &t));
+  EXPECT(FOREBAY_INVALID, forebay_task_host(t, NULL, NULL, NULL), "NULL");
+  EXPECT(FOREBAY_INVALID, forebay_task_kernel(t, "cpu", "", "f", NULL), "cpu");
+  EXPECT(FOREBAY_INVALID, forebay_task_kernel(t, NULL, "", "f", "u32:x"), "u32");
+  forebay_task_free(t);
+  GOOD(forebay_graph_new("g", &g));
+  EXPECT(FOREBAY_FAILED, forebay_graph_feed(g, "a.x", 4, &feed) == FOREBAY_INVALID ? FOREBAY_FAILED : 0, "no task");
+  GOOD(forebay_graph_add(g, task("a", doubles, NULL)));
+  EXPECT(FOREBAY_FAILED, forebay_graph_add(g, task("a", doubles, NULL)), "another task");
+  EXPECT(FOREBAY_INVALID, forebay_graph_feed(g, "a", 4, &feed), "TASK.PORT");
+  EXPECT(FOREBAY_FAILED, forebay_graph_feed(g, "a.q", 4, &feed), "q");
+  EXPECT(FOREBAY_FAILED, forebay_graph_feed(g, "a.x", 0, &feed), "capacity");
+  EXPECT(FOREBAY_FAILED, forebay_graph_connect(g, "a.x", "a.y", 1), "");
+  EXPECT(FOREBAY_FAILED, forebay_graph_check(g), "");
+  forebay_running *run;
+  EXPECT(FOREBAY_FAILED, forebay_start(rt, g, &run), "");
+  if (released != 3) return 3;
+  EXPECT(FOREBAY_FAILED, forebay_graph_load("/nowhere/g.toml", &g), "nowhere");
+
+  // A graph that runs: waiting, and what comes out.
+  int calls = 0;
+  run = start(rt, task("a", doubles, &calls), "a");
+  EXPECT(FOREBAY_AGAIN, forebay_pull(run, 0, 0, &b), "a.y");
+  EXPECT(FOREBAY_AGAIN, forebay_pull(run, 0, 20, &b), "a.y");
+  EXPECT(FOREBAY_INVALID, forebay_pull(run, 1, 0, &b), "drain 1");
+  const uint32_t x[3] = {1, 2, 3};
+  GOOD(forebay_block_new("u32<=4", x, sizeof x, &b));
+  GOOD(forebay_push(run, 0, b, FOREBAY_FOREVER));
+  GOOD(forebay_pull(run, 0, FOREBAY_FOREVER, &b));
+  GOOD(forebay_block_records(b, &n));
+  GOOD(forebay_block_data(b, &data, &n));
+  if (n != 12 || ((const uint32_t *)data)[2] != 6 || calls != 1) return 4;
+  forebay_block_free(b);
+  GOOD(forebay_block_new("f32[8]", NULL, 0, &b));
+  EXPECT(FOREBAY_FAILED, forebay_push(run, 0, b, 0), "a.x");
+  GOOD(forebay_stop(run));
+  EXPECT(FOREBAY_CLOSED, forebay_pull(run, 0, 0, &b), "stopped");
+  GOOD(forebay_reset(run));
+  GOOD(forebay_run(run));
+  forebay_running_free(run);
+  if (released != 4) return 5;
+
+  // Functions that fail: the graph says why, and goes on after a reset.
+  run = start(rt, task("bad", fails, NULL), "bad");
+  GOOD(forebay_block_new("u32<=4", x, sizeof x, &b));
+  GOOD(forebay_push(run, 0, b, FOREBAY_FOREVER));
+  EXPECT(FOREBAY_FAILED, forebay_pull(run, 0, FOREBAY_FOREVER, &b), "it did not like the data");
+  EXPECT(FOREBAY_FAILED, forebay_running_error(run), "\"bad\"");
+  GOOD(forebay_reset(run));
+  GOOD(forebay_running_error(run));
+  forebay_running_free(run);
+  run = start(rt, task("bad", returns, NULL), "bad");
+  GOOD(forebay_block_new("u32<=4", x, sizeof x, &b));
+  GOOD(forebay_push(run, 0, b, 1000));
+  EXPECT(FOREBAY_FAILED, forebay_pull(run, 0, FOREBAY_FOREVER, &b), "returned 42");
+  forebay_running_free(run);
+
+  // A graph file.
+  GOOD(forebay_graph_load(argv[1], &g));
+  GOOD(forebay_graph_check(g));
+  GOOD(forebay_start(rt, g, &run));
+  forebay_running_free(run);
+
+  // A task like a function.
+  forebay_accelerated *f;
+  GOOD(forebay_accelerate(rt, task("f", doubles, &calls), &f));
+  GOOD(forebay_block_new("u32<=4", x, sizeof x, &b));
+  const forebay_block *in[1] = {b};
+  forebay_block *out[1];
+  EXPECT(FOREBAY_FAILED, forebay_call(f, in, 0, out, 1), "");
+  EXPECT(FOREBAY_INVALID, forebay_call(f, in, 1, out, 2), "1 outputs");
+  for (int i = 0; i < 10; i++) {
+    GOOD(forebay_call(f, in, 1, out, 1));
+    GOOD(forebay_block_data(out[0], &data, &n));
+    if (n != 12 || ((const uint32_t *)data)[0] != 2) return 6;
+    forebay_block_free(out[0]);
+  }
+  forebay_block_free(b);
+  forebay_accelerated_free(f);
+  if (released != 7) return 7;
+
+  pthread_t thread;
+  void *result;
+  pthread_create(&thread, NULL, elsewhere, rt);
+  pthread_join(thread, &result);
+  if (result) return 8;
+  forebay_runtime_free(rt);
+  forebay_runtime_free(NULL);
+  printf("all as it should be\n");
+  return 0;
+}
