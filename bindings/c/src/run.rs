@@ -121,11 +121,12 @@ pub unsafe extern "C" fn forebay_push(
         let b = take(block, "the block")?.0;
         let r = shared(running, "the graph")?;
         let feed = nth(&r.feeds, feed, "feed")?;
-        Ok(match wait_ms {
-            0 => r.running.try_push(feed, b).map_err(|(_, e)| e)?,
-            ..=FOREBAY_FOREVER => r.running.push(feed, b)?,
-            ms => r.running.push_timeout(feed, b, Duration::from_millis(ms.unsigned_abs()))?,
-        })
+        let pushed = match wait_ms {
+            0 => r.running.try_push(feed, b).map_err(|(_, e)| e),
+            ..=FOREBAY_FOREVER => r.running.push(feed, b),
+            ms => r.running.push_timeout(feed, b, Duration::from_millis(ms.unsigned_abs())),
+        };
+        Ok(pushed?)
     })
 }
 

@@ -337,6 +337,12 @@ impl Task {
         self.kernels(Kind::OpenCl, [launch.clone()]).kernels(Kind::Cuda, [launch])
     }
 
+    /// The templates of its input ports, in order of declaration; meta and initializer ports are left out.
+    pub fn input_templates(&self) -> Vec<Template> {
+        let takes = |p: &&InPort| matches!(p.kind, PortKind::Input | PortKind::Sticky);
+        self.inputs.iter().filter(takes).map(|p| p.template).collect()
+    }
+
     /// The ports that were declared so far, as [`Task::portable`] passes them to a kernel.
     pub fn port_args(&self) -> Vec<Arg> {
         let inputs = self.inputs.iter().filter(|p| matches!(p.kind, PortKind::Input | PortKind::Sticky));

@@ -1,0 +1,185 @@
+//! Datablocks, as buffers.
+
+use std::ffi::{CString, c_int, c_void};
+
+use forebay::{Datablock, Elem, Layout, Template};
+use pyo3::exceptions::{PyBufferError, PyValueError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyMemoryView;
+
+use crate::{raise, word};
+
+/// A unit of data. Anything that takes a buffer can read it: memoryview(block), numpy.asarray(block).
+#[pyclass(frozen)]
+pub struct Block {
+    pub inner: Datablock,
+}
+
+/// The bytes of anything that has a buffer, copied once.
+fn bytes_of(data: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
+    PyMemoryView::from(data)?.call_method0("tobytes")?.extract()
+}
+
+/// A block of this template with the bytes of `data`, which may be a block already.
+pub fn block_of(template: Template, data: &Bound<'_, PyAny>) -> PyResult<Datablock> {
+    if let Ok(b) = data.cast::<Block>() {
+        return Ok(b.get().inner.clone());
+    }
+    Datablock::from_bytes(template, &bytes_of(data)?).map_err(raise)
+}
+
+/// The element as Python's struct module writes it; none for records.
+fn format(e: Elem) -> Option<&'static str> {
+    Some(match e {
+        Elem::U8 => "B",
+        Elem::U16 => "H",
+        Elem::I16 => "h",
+        Elem::U32 => "I",
+        Elem::I32 => "i",
+        Elem::U64 => "Q",
+        Elem::F32 => "f",
+        Elem::F64 => "d",
+        Elem::Record(_) => return None,
+    })
+}
+
+/// What a view's arrays are kept in until it is released.
+struct Shape {
+    format: CString,
+    shape: Vec<ffi::Py_ssize_t>,
+    strides: Vec<ffi::Py_ssize_t>,
+}
+
+impl Shape {
+    fn of(b: &Datablock) -> Self {
+        let t = b.template();
+        let size = t.elem.size();
+        // Records without a number of their own are bytes.
+        let (code, size) = format(t.elem).map_or(("B", 1), |c| (c, size));
+        let per = t.elem.size() / size;
+        let [x, y, z] = t.dims;
+        let (shape, strides) = match t.layout {
+            Layout::Array => {
+                let row = t.row_bytes();
+                let mut all = vec![(z, row * y), (y, row), (x, size * per)];
+                while all.len() > 1 && all.first().is_some_and(|(n, _)| *n == 1) {
+                    all.remove(0);
+                }
+                if per > 1 {
+                    all.push((per, size));
+                }
+                all.into_iter().unzip()
+            }
+            _ => (vec![b.bytes() / size], vec![size]),
+        };
+        let long = |v: Vec<usize>| v.into_iter().map(|n| n as ffi::Py_ssize_t).collect();
+        Shape { format: CString::new(code).unwrap_or_default(), shape: long(shape), strides: long(strides) }
+    }
+}
+
+#[pymethods]
+impl Block {
+    /// A block of a template, "f32[640x480]", "u32<=1000" or "bytes<=4096", with the bytes of `data`, or zeros.
+    #[new]
+    #[pyo3(signature = (template, data = None))]
+    fn new(template: &str, data: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
+        let t: Template = word(template)?;
+        let inner = match data {
+            Some(d) => Datablock::from_bytes(t, &bytes_of(d)?).map_err(raise)?,
+            None => Datablock::zeroed(t).map_err(raise)?,
+        };
+        Ok(Block { inner })
+    }
+
+    /// What it holds.
+    #[getter]
+    fn template(&self) -> String {
+        self.inner.template().to_string()
+    }
+
+    /// How many elements it has.
+    fn __len__(&self) -> usize {
+        self.inner.records()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<forebay.Block {} with {} elements>", self.inner.template(), self.inner.records())
+    }
+
+    /// Its bytes, copied.
+    fn tobytes(&self, py: Python<'_>) -> PyResult<Vec<u8>> {
+        py.detach(|| self.inner.as_bytes().map(<[u8]>::to_vec)).map_err(raise)
+    }
+
+    /// Itself as a NumPy array, without a copy.
+    fn numpy<'py>(slf: Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        slf.py().import("numpy")?.call_method1("asarray", (slf,))
+    }
+
+    /// # Safety
+    /// Python's: `view` may be filled in, and is given back to `__releasebuffer__`.
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        if view.is_null() {
+            return Err(PyBufferError::new_err("there is no view to fill in"));
+        }
+        if flags & ffi::PyBUF_WRITABLE != 0 {
+            return Err(PyBufferError::new_err("a block cannot be written; make another one"));
+        }
+        let b = &slf.get().inner;
+        let shape = Box::new(Shape::of(b));
+        let contiguous = shape.strides.iter().zip(&shape.shape).rev().try_fold(1, |size, (s, n)| {
+            let size = if size == 1 { *s } else { size };
+            (*s == size).then_some(size * n)
+        });
+        let strided = flags & ffi::PyBUF_STRIDES == ffi::PyBUF_STRIDES;
+        if contiguous.is_none() && !strided {
+            return Err(PyBufferError::new_err("its rows have gaps, which the reader does not allow for"));
+        }
+        // Waits for whoever makes it on a device.
+        let bytes = slf.py().detach(|| b.as_bytes()).map_err(raise)?;
+        let item = shape.strides.last().copied().unwrap_or(1);
+        let (address, len) = (bytes.as_ptr(), shape.shape.iter().product::<ffi::Py_ssize_t>() * item);
+        let kept = Box::into_raw(shape);
+        // SAFETY: Python's view, which is ours to fill in; the bytes live as long as the block, to which the view holds on;
+        // the shape lives until the view is released.
+        unsafe {
+            (*view).buf = address.cast_mut().cast::<c_void>();
+            (*view).obj = slf.into_any().into_ptr();
+            (*view).len = len;
+            (*view).readonly = 1;
+            (*view).itemsize = item;
+            (*view).format = match flags & ffi::PyBUF_FORMAT {
+                0 => std::ptr::null_mut(),
+                _ => (*kept).format.as_ptr().cast_mut(),
+            };
+            (*view).ndim = (*kept).shape.len() as c_int;
+            (*view).shape = match flags & ffi::PyBUF_ND {
+                0 => std::ptr::null_mut(),
+                _ => (*kept).shape.as_mut_ptr(),
+            };
+            (*view).strides = if strided { (*kept).strides.as_mut_ptr() } else { std::ptr::null_mut() };
+            (*view).suboffsets = std::ptr::null_mut();
+            (*view).internal = kept.cast();
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// Python's: a view that `__getbuffer__` filled in, once.
+    unsafe fn __releasebuffer__(&self, view: *mut ffi::Py_buffer) {
+        // SAFETY: as said.
+        drop(unsafe { Box::from_raw((*view).internal.cast::<Shape>()) });
+    }
+}
+
+/// What a function returned for one output.
+pub fn copy_out(port: &str, data: &Bound<'_, PyAny>, to: &mut [u8]) -> PyResult<usize> {
+    let bytes = bytes_of(data)?;
+    let Some(room) = to.get_mut(..bytes.len()) else {
+        let why = format!("{} bytes were returned for port {port:?}, which holds {}", bytes.len(), to.len());
+        return Err(PyValueError::new_err(why));
+    };
+    room.copy_from_slice(&bytes);
+    Ok(bytes.len())
+}

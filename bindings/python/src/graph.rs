@@ -1,0 +1,226 @@
+//! Tasks and graphs.
+
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+use forebay::{Arg, Drain, Feed, Geometry, Invocation, Kind, Launch, Layout, Source, TaskError, TaskId, Template};
+use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+
+use crate::block::{Block, copy_out};
+use crate::{raise, word};
+
+/// A unit of work with named ports, and functions and kernels that do it.
+#[pyclass]
+pub struct Task {
+    /// None once a graph has it. Under a lock, since a task's functions belong to one thread at a time.
+    inner: Mutex<Option<forebay::Task>>,
+    inputs: Vec<String>,
+    outputs: Vec<(String, Template)>,
+}
+
+impl Task {
+    pub fn take(&mut self) -> PyResult<forebay::Task> {
+        let inner = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner);
+        inner.take().ok_or_else(|| PyRuntimeError::new_err("the task was given away"))
+    }
+
+    fn change(&mut self, f: impl FnOnce(forebay::Task) -> PyResult<forebay::Task>) -> PyResult<()> {
+        let t = self.take()?;
+        self.inner = Mutex::new(Some(f(t)?));
+        Ok(())
+    }
+}
+
+/// Calls the user's function: its inputs in order, its outputs as it returns them.
+fn call(
+    f: &Py<PyAny>,
+    inputs: &[String],
+    outputs: &[(String, Template)],
+    inv: &mut Invocation<'_>,
+) -> Result<(), TaskError> {
+    let blocks = inputs.iter().map(|p| Ok(inv.block(p.as_str())?.clone())).collect::<Result<Vec<_>, TaskError>>()?;
+    Python::attach(|py| {
+        let failed = |e: PyErr| TaskError::from(e.to_string());
+        let args = blocks.into_iter().map(|inner| Bound::new(py, Block { inner })).collect::<PyResult<Vec<_>>>();
+        let args = PyTuple::new(py, args.map_err(failed)?).map_err(failed)?;
+        let returned = f.call1(py, args).map_err(failed)?.into_bound(py);
+        let several: Vec<Bound<'_, PyAny>> = match (outputs.len(), returned.cast::<PyTuple>()) {
+            (0, _) => Vec::new(),
+            (1, _) => vec![returned],
+            (n, Ok(t)) if t.len() == n => t.iter().collect(),
+            (n, _) => return Err(format!("the function must return a tuple of {n} outputs").into()),
+        };
+        for ((port, t), data) in outputs.iter().zip(several) {
+            let bytes = copy_out(port, &data, inv.output_bytes(port.as_str())?).map_err(failed)?;
+            if t.layout == Layout::Array {
+                if bytes != t.bytes() {
+                    return Err(
+                        format!("{bytes} bytes were returned for port {port:?}, which holds {}", t.bytes()).into()
+                    );
+                }
+            } else if !bytes.is_multiple_of(t.elem.size()) {
+                return Err(format!("{bytes} bytes are no number of elements of port {port:?}").into());
+            } else {
+                inv.out(port.as_str())?.set_records(bytes / t.elem.size())?;
+            }
+        }
+        Ok(())
+    })
+}
+
+#[pymethods]
+impl Task {
+    /// A task; ports are given as {"name": "f32[640x480]"}. Sticky inputs keep their block until another one comes.
+    #[new]
+    #[pyo3(signature = (name, inputs = None, outputs = None, sticky = None))]
+    fn new(
+        name: &str,
+        inputs: Option<&Bound<'_, PyDict>>,
+        outputs: Option<&Bound<'_, PyDict>>,
+        sticky: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Self> {
+        let mut made =
+            Task { inner: Mutex::new(Some(forebay::Task::new(name))), inputs: Vec::new(), outputs: Vec::new() };
+        let ports = |d: Option<&Bound<'_, PyDict>>| -> PyResult<Vec<(String, Template)>> {
+            let pair = |(n, t): (Bound<'_, PyAny>, Bound<'_, PyAny>)| -> PyResult<(String, Template)> {
+                Ok((n.extract()?, word(&t.extract::<String>()?)?))
+            };
+            d.map_or(Ok(Vec::new()), |d| d.iter().map(pair).collect())
+        };
+        for (n, t) in ports(inputs)? {
+            made.change(|k| Ok(k.input(&n, t)))?;
+            made.inputs.push(n);
+        }
+        for (n, t) in ports(sticky)? {
+            made.change(|k| Ok(k.sticky(&n, t)))?;
+            made.inputs.push(n);
+        }
+        for (n, t) in ports(outputs)? {
+            made.change(|k| Ok(k.output(&n, t)))?;
+            made.outputs.push((n, t));
+        }
+        Ok(made)
+    }
+
+    /// Lets a function do the work on the CPU: it gets a block for each input and returns a buffer for the output, or a
+    /// tuple of them. It can be used as a decorator.
+    fn host(&mut self, function: Py<PyAny>, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        if !function.bind(py).is_callable() {
+            return Err(PyTypeError::new_err("the function cannot be called"));
+        }
+        let back = function.clone_ref(py);
+        let (inputs, outputs) = (self.inputs.clone(), self.outputs.clone());
+        self.change(|k| Ok(k.host(move |inv| call(&function, &inputs, &outputs, inv))))?;
+        Ok(back)
+    }
+
+    /// Lets a kernel do the work, on devices of one kind ("opencl", "cuda") or of both. Its arguments are the ports in the
+    /// order of their declaration, inputs first, or what is said: ["x", "y", "items.x", "u32:5"].
+    #[pyo3(signature = (source, entry, args = None, kind = None))]
+    fn kernel(&mut self, source: &str, entry: &str, args: Option<Vec<String>>, kind: Option<&str>) -> PyResult<()> {
+        let kind = kind.map(word::<Kind>).transpose()?;
+        let args = args.map(|all| all.iter().map(|a| word::<Arg>(a)).collect::<PyResult<Vec<_>>>()).transpose()?;
+        let (source, kinds) = match kind {
+            None => (Source::Portable(source.into()), &[Kind::OpenCl, Kind::Cuda][..]),
+            Some(Kind::OpenCl) => (Source::OpenClC(source.into()), &[Kind::OpenCl][..]),
+            Some(Kind::Cuda) => (Source::CudaCpp(source.into()), &[Kind::Cuda][..]),
+            Some(other) => return Err(PyValueError::new_err(format!("a {other} device takes no kernel as text"))),
+        };
+        self.change(|k| {
+            let launch = Launch::new(source, entry, args.unwrap_or_else(|| k.port_args()));
+            Ok(kinds.iter().fold(k, |k, kind| k.kernels(*kind, [launch.clone()])))
+        })
+    }
+
+    /// Sets the static priority: more comes first.
+    fn priority(&mut self, priority: i32) -> PyResult<()> {
+        self.change(|k| Ok(k.priority(priority)))
+    }
+
+    /// Sets the iteration space instead of the one that the templates imply.
+    #[pyo3(signature = (x, y = 1, z = 1))]
+    fn geometry(&mut self, x: usize, y: usize, z: usize) -> PyResult<()> {
+        self.change(|k| Ok(k.geometry(Geometry::new(x, y, z))))
+    }
+}
+
+/// Tasks and the channels between them.
+#[pyclass]
+pub struct Graph {
+    /// None once it was started.
+    inner: Mutex<Option<forebay::Graph>>,
+    pub feeds: Vec<(String, Feed)>,
+    pub drains: Vec<(String, Drain)>,
+}
+
+impl Graph {
+    fn graph(&mut self) -> PyResult<&mut forebay::Graph> {
+        let inner = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner);
+        inner.as_mut().ok_or_else(|| PyRuntimeError::new_err("the graph was started"))
+    }
+
+    pub fn take(&mut self) -> PyResult<forebay::Graph> {
+        let inner = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner);
+        inner.take().ok_or_else(|| PyRuntimeError::new_err("the graph was started"))
+    }
+
+    fn end<'a>(&mut self, name: &'a str) -> PyResult<(TaskId, &'a str)> {
+        let g = self.graph()?;
+        let found = name.split_once('.').and_then(|(task, port)| Some((g.find(task)?, port)));
+        found.ok_or_else(|| PyValueError::new_err(format!("{name:?} is no TASK.PORT of graph {:?}", g.name())))
+    }
+}
+
+#[pymethods]
+impl Graph {
+    #[new]
+    fn new(name: &str) -> Self {
+        Graph { inner: Mutex::new(Some(forebay::Graph::new(name))), feeds: Vec::new(), drains: Vec::new() }
+    }
+
+    /// Adds a task, which is the graph's then.
+    fn add(&mut self, task: &mut Task) -> PyResult<()> {
+        let t = task.take()?;
+        self.graph()?.add(t).map(drop).map_err(raise)
+    }
+
+    /// Connects an output with an input: connect("blur.y", "edges.x").
+    #[pyo3(signature = (output, input, capacity = 4))]
+    fn connect(&mut self, output: &str, input: &str, capacity: usize) -> PyResult<()> {
+        let (from, to) = (self.end(output)?, self.end(input)?);
+        self.graph()?.connect_with(from, to, capacity, forebay::Predicate::Always).map_err(raise)
+    }
+
+    /// Makes a channel into which the program pushes; its name is the port's.
+    #[pyo3(signature = (input, capacity = 4))]
+    fn feed(&mut self, input: &str, capacity: usize) -> PyResult<String> {
+        let to = self.end(input)?;
+        let feed = self.graph()?.feed(to, capacity).map_err(raise)?;
+        self.feeds.push((input.into(), feed));
+        Ok(input.into())
+    }
+
+    /// Makes a channel from which the program pulls; its name is the port's.
+    #[pyo3(signature = (output, capacity = 4))]
+    fn drain(&mut self, output: &str, capacity: usize) -> PyResult<String> {
+        let from = self.end(output)?;
+        let drain = self.graph()?.drain(from, capacity).map_err(raise)?;
+        self.drains.push((output.into(), drain));
+        Ok(output.into())
+    }
+
+    /// Checks the graph as its start would.
+    pub fn check(&mut self) -> PyResult<()> {
+        self.graph()?.check().map_err(raise)
+    }
+}
+
+/// Reads a graph file.
+#[pyfunction]
+pub fn load(path: PathBuf) -> PyResult<Graph> {
+    let g = forebay::graph::load(&path, &forebay::graph::Library::standard()).map_err(raise)?;
+    let (feeds, drains) = (g.feeds(), g.drains());
+    Ok(Graph { inner: Mutex::new(Some(g)), feeds, drains })
+}

@@ -1,0 +1,216 @@
+//! Runtimes, running graphs, and tasks that are called like functions.
+
+use std::cell::Cell;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use forebay::{Datablock, Drain, Feed, Kind, Mode, Template};
+use pyo3::exceptions::{PyKeyError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use crate::block::{Block, block_of};
+use crate::graph::{Graph, Task};
+use crate::{Closed, raise, word};
+
+/// The devices of this machine, and the workers.
+#[pyclass(frozen)]
+pub struct Runtime {
+    inner: forebay::Runtime,
+}
+
+#[pymethods]
+impl Runtime {
+    /// A runtime with the CPU and devices of a kind ("cpu": none besides, "opencl", "cuda"), or the accelerators that there
+    /// are; mode: "first-available", "fifo", "priority", "data-aware", "adaptive".
+    #[new]
+    #[pyo3(signature = (device = None, mode = None))]
+    fn new(device: Option<&str>, mode: Option<&str>, py: Python<'_>) -> PyResult<Self> {
+        let mut b = forebay::Runtime::builder();
+        if let Some(d) = device {
+            b = b.only(word::<Kind>(d)?).map_err(raise)?;
+        }
+        if let Some(m) = mode {
+            b = b.mode(word::<Mode>(m)?);
+        }
+        Ok(Runtime { inner: py.detach(|| b.build()).map_err(raise)? })
+    }
+
+    /// Its devices: name and kind of each.
+    fn devices(&self) -> Vec<(String, &'static str)> {
+        self.inner.devices().into_iter().map(|(name, kind)| (name, kind.name())).collect()
+    }
+
+    /// Checks a graph, compiles its kernels and starts it; the graph is the running one's then.
+    fn start(&self, graph: &mut Graph, py: Python<'_>) -> PyResult<Running> {
+        graph.check()?;
+        let (feeds, drains) = (std::mem::take(&mut graph.feeds), std::mem::take(&mut graph.drains));
+        let g = graph.take()?;
+        let with = |(name, f): (String, Feed)| Some((name, f, g.feed_template(f)?));
+        let feeds = feeds.into_iter().filter_map(with).collect();
+        let running = py.detach(|| self.inner.start(g)).map_err(raise)?;
+        Ok(Running { inner: Mutex::new(Some(Arc::new(running))), feeds, drains })
+    }
+
+    /// A task that is called like a function, each call on the device that is predicted to end it first.
+    fn accelerate(&self, task: &mut Task) -> PyResult<Accelerated> {
+        let templates = task.take()?;
+        let inputs = templates.input_templates();
+        let task = Cell::new(Some(templates));
+        // There is one lane, which is made once.
+        let once = || task.take().unwrap_or_else(|| forebay::Task::new("gone"));
+        // Not without the interpreter's lock: the task is this thread's until it is made.
+        let made = self.inner.accelerate(1, once).map_err(raise)?;
+        Ok(Accelerated { inner: Mutex::new(Some(Arc::new(made))), inputs })
+    }
+}
+
+/// A graph that runs; also a context manager, which closes it at the end.
+#[pyclass(frozen)]
+pub struct Running {
+    inner: Mutex<Option<Arc<forebay::Running>>>,
+    feeds: Vec<(String, Feed, Template)>,
+    drains: Vec<(String, Drain)>,
+}
+
+/// How long to wait: for ever, not at all, or so long.
+enum Wait {
+    Forever,
+    Never,
+    For(Duration),
+}
+
+fn wait(seconds: Option<f64>) -> PyResult<Wait> {
+    match seconds {
+        None => Ok(Wait::Forever),
+        Some(0.0) => Ok(Wait::Never),
+        Some(s) => Duration::try_from_secs_f64(s).map(Wait::For).map_err(|e| PyValueError::new_err(e.to_string())),
+    }
+}
+
+impl Running {
+    fn get(&self) -> PyResult<Arc<forebay::Running>> {
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.clone().ok_or_else(|| Closed::new_err("the graph was closed"))
+    }
+}
+
+/// The one of that name, or the only one.
+fn find<'a, T>(all: &'a [T], wanted: Option<&str>, name: impl Fn(&T) -> &str, what: &str) -> PyResult<&'a T> {
+    match (wanted, all) {
+        (None, [only]) => Ok(only),
+        _ => {
+            let known: Vec<&str> = all.iter().map(&name).collect();
+            let why = || PyKeyError::new_err(format!("no {what} {wanted:?}; there are: {}", known.join(", ")));
+            all.iter().find(|f| Some(name(f)) == wanted).ok_or_else(why)
+        }
+    }
+}
+
+#[pymethods]
+impl Running {
+    /// Pushes a block, or anything with a buffer, into a feed (its name may be left out if there is only one). Waits for room
+    /// for as long as it takes, or `timeout` seconds; then TimeoutError.
+    #[pyo3(signature = (data, feed = None, timeout = None))]
+    fn push(&self, data: &Bound<'_, PyAny>, feed: Option<&str>, timeout: Option<f64>, py: Python<'_>) -> PyResult<()> {
+        let (_, feed, template) = find(&self.feeds, feed, |f| &f.0, "feed")?;
+        let (block, run, wait) = (block_of(*template, data)?, self.get()?, wait(timeout)?);
+        py.detach(|| match wait {
+            Wait::Forever => run.push(*feed, block),
+            Wait::Never => run.try_push(*feed, block).map_err(|(_, e)| e),
+            Wait::For(t) => run.push_timeout(*feed, block, t),
+        })
+        .map_err(raise)
+    }
+
+    /// Pulls the next block from a drain; waits as push does.
+    #[pyo3(signature = (drain = None, timeout = None))]
+    fn pull(&self, drain: Option<&str>, timeout: Option<f64>, py: Python<'_>) -> PyResult<Block> {
+        let (_, drain) = find(&self.drains, drain, |d| &d.0, "drain")?;
+        let (run, wait) = (self.get()?, wait(timeout)?);
+        let pulled = py.detach(|| match wait {
+            Wait::Forever => run.pull(*drain),
+            Wait::Never => run.try_pull(*drain),
+            Wait::For(t) => run.pull_timeout(*drain, t),
+        });
+        Ok(Block { inner: pulled.map_err(raise)? })
+    }
+
+    /// Stops the graph: no task begins any more.
+    fn stop(&self, py: Python<'_>) -> PyResult<()> {
+        let run = self.get()?;
+        py.detach(|| run.stop()).map_err(raise)
+    }
+
+    /// Lets a stopped graph go on.
+    fn run(&self, py: Python<'_>) -> PyResult<()> {
+        let run = self.get()?;
+        py.detach(|| run.run()).map_err(raise)
+    }
+
+    /// Empties a stopped graph's channels and begins anew, also after an error.
+    fn reset(&self, py: Python<'_>) -> PyResult<()> {
+        let run = self.get()?;
+        py.detach(|| run.reset()).map_err(raise)
+    }
+
+    /// Ends the graph.
+    fn close(&self, py: Python<'_>) {
+        let run = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // Waits for functions that run, which need the interpreter.
+        py.detach(|| drop(run));
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_what))]
+    fn __exit__(&self, _what: &Bound<'_, PyTuple>, py: Python<'_>) {
+        self.close(py);
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        Python::attach(|py| self.close(py));
+    }
+}
+
+/// A task that is called like a function.
+#[pyclass(frozen)]
+pub struct Accelerated {
+    inner: Mutex<Option<Arc<forebay::place::Accelerated>>>,
+    inputs: Vec<Template>,
+}
+
+#[pymethods]
+impl Accelerated {
+    /// Calls it with blocks or anything with a buffer; a block, or a tuple of them.
+    #[pyo3(signature = (*inputs))]
+    fn __call__<'py>(&self, inputs: &Bound<'py, PyTuple>, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        if inputs.len() != self.inputs.len() {
+            let why = format!("{} inputs instead of {}", inputs.len(), self.inputs.len());
+            return Err(PyValueError::new_err(why));
+        }
+        let blocks = inputs.iter().zip(&self.inputs).map(|(d, t)| block_of(*t, &d));
+        let blocks = blocks.collect::<PyResult<Vec<Datablock>>>()?;
+        let task = self.inner.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let task = task.ok_or_else(|| Closed::new_err("it was closed"))?;
+        let made = py.detach(|| task.call(&blocks)).map_err(raise)?;
+        let mut made = made.into_iter().map(|inner| Ok(Bound::new(py, Block { inner })?.into_any()));
+        match (made.next(), made.len()) {
+            (Some(one), 0) => one,
+            (first, _) => {
+                Ok(PyTuple::new(py, first.into_iter().chain(made).collect::<PyResult<Vec<_>>>()?)?.into_any())
+            }
+        }
+    }
+}
+
+impl Drop for Accelerated {
+    fn drop(&mut self) {
+        let task = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
+        Python::attach(|py| py.detach(|| drop(task)));
+    }
+}

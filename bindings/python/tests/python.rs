@@ -1,0 +1,60 @@
+//! The module under a real interpreter: its own tests, and the example.
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+const HERE: &str = env!("CARGO_MANIFEST_DIR");
+
+/// A folder from which `import forebay` works; none without Python 3.11 or later.
+fn module(name: &str) -> Option<PathBuf> {
+    let version = Command::new("python3").args(["-c", "import sys; sys.exit(sys.version_info < (3, 11))"]).status();
+    if !version.is_ok_and(|s| s.success()) {
+        eprintln!("skipped: no Python 3.11 here");
+        return None;
+    }
+    let built = Command::new(env!("CARGO")).args(["build", "-q", "-p", "forebay-python"]).output().unwrap();
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    let exe = std::env::current_exe().unwrap();
+    // target/PROFILE/deps/test
+    let library = exe.ancestors().nth(3).unwrap().join("debug/libforebay_python.so");
+    let dir = std::env::temp_dir().join(format!("forebay-python-{}-{name}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    std::fs::copy(&library, dir.join("forebay.abi3.so")).unwrap();
+    Some(dir)
+}
+
+fn python(dir: &PathBuf, arguments: &[&str]) -> Output {
+    let before = std::env::var("PYTHONPATH").unwrap_or_default();
+    let mut c = Command::new("python3");
+    c.args(arguments).env("PYTHONPATH", format!("{}:{before}", dir.display()));
+    c.env("FOREBAY_SOCKET", "").env("FOREBAY_MODELS", dir).output().unwrap()
+}
+
+fn text(o: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&o.stdout), String::from_utf8_lossy(&o.stderr))
+}
+
+#[test]
+fn what_the_modules_own_tests_say() {
+    let Some(dir) = module("own") else { return };
+    let o = python(&dir, &[&format!("{HERE}/tests/test_forebay.py")]);
+    let said = text(&o);
+    println!("{said}");
+    assert!(o.status.success() && said.contains("OK"), "{said}");
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+#[test]
+fn the_example_runs_on_every_device_that_there_is() {
+    let Some(dir) = module("example") else { return };
+    let example = format!("{HERE}/../../examples/python/hello.py");
+    for device in [&[][..], &["cpu"], &["opencl"]] {
+        let o = python(&dir, &[&[example.as_str()], device].concat());
+        if device == ["opencl"] && text(&o).contains("opencl:") {
+            eprintln!("skipped: {}", text(&o));
+            continue;
+        }
+        assert_eq!(text(&o), "[1.0, 4.0, 9.0, 16.0, 25.0, 36.0, 49.0, 64.0]\n", "{device:?}");
+    }
+    std::fs::remove_dir_all(dir).unwrap();
+}

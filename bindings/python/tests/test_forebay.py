@@ -1,0 +1,220 @@
+"""What Python programs do right and wrong. Needs nothing but the module; NumPy where it is there."""
+
+import gc
+import pathlib
+import sys
+import threading
+import time
+import unittest
+import weakref
+from array import array
+
+import forebay
+
+try:
+    import numpy
+except ImportError:
+    numpy = None
+
+EXAMPLE = pathlib.Path(__file__).parents[3] / "examples" / "6_graph_file.toml"
+
+
+def task(name="t", f=None, of="f32[8]"):
+    t = forebay.Task(name, inputs={"x": of}, outputs={"y": of})
+    t.host(f or (lambda x: array("f", (2 * v for v in memoryview(x)))))
+    return t
+
+
+def started(t, capacity=4, name="t"):
+    g = forebay.Graph("g")
+    g.add(t)
+    g.feed(f"{name}.x", capacity)
+    g.drain(f"{name}.y", capacity)
+    return forebay.Runtime("cpu").start(g)
+
+
+class Blocks(unittest.TestCase):
+    def test_buffers_have_shape_and_type_and_no_copy_is_written(self):
+        b = forebay.Block("u16[3x2]", array("H", range(6)))
+        v = memoryview(b)
+        self.assertEqual((v.format, v.shape, v.readonly, v.tolist()), ("H", (2, 3), True, [[0, 1, 2], [3, 4, 5]]))
+        self.assertEqual((len(b), b.template, b.tobytes()), (6, "u16[3×2]", array("H", range(6)).tobytes()))
+        with self.assertRaises(TypeError):
+            v[0, 0] = 1
+        # A view keeps the block alive.
+        del b
+        gc.collect()
+        self.assertEqual(v.tolist()[1], [3, 4, 5])
+
+    def test_records_bytes_and_zeros(self):
+        r = forebay.Block("u32<=10", array("I", [7, 8, 9]))
+        self.assertEqual((len(r), memoryview(r).tolist()), (3, [7, 8, 9]))
+        self.assertEqual(bytes(memoryview(forebay.Block("bytes<=9", b"abc"))), b"abc")
+        self.assertEqual(memoryview(forebay.Block("f64[2]")).tolist(), [0.0, 0.0])
+        self.assertEqual(memoryview(forebay.Block("record3[2]", b"abcdef")).shape, (2, 3))
+
+    def test_mistakes(self):
+        for template, data, error in [
+            ("f33[8]", None, ValueError),
+            ("f32[8", None, ValueError),
+            ("f32[0]", None, ValueError),
+            ("f64[99999999999x99999999999]", None, ValueError),
+            ("f32[8]", b"abc", ValueError),
+            ("u32<=2", array("I", [1, 2, 3]), ValueError),
+            ("f32[8]", 3.5, TypeError),
+            ("f32[8]", "text", TypeError),
+        ]:
+            with self.assertRaises(error, msg=f"{template} {data}"):
+                forebay.Block(template, data)
+
+    @unittest.skipUnless(numpy, "no NumPy")
+    def test_numpy(self):
+        b = forebay.Block("f32[4x3]", numpy.arange(12, dtype=numpy.float32).reshape(3, 4))
+        a = b.numpy()
+        self.assertEqual((a.shape, a.dtype, a.flags.writeable, float(a[2, 1])), ((3, 4), numpy.float32, False, 9.0))
+        t = task(f=lambda x: x.numpy() * 3, of="f32[4x3]")
+        with started(t) as run:
+            run.push(a.T.copy().T)
+            self.assertTrue((run.pull().numpy() == a * 3).all())
+
+
+class Graphs(unittest.TestCase):
+    def test_items_go_through_in_order(self):
+        with started(task()) as run:
+            for n in range(100):
+                run.push(array("f", [n] * 8))
+                self.assertEqual(memoryview(run.pull())[7], 2 * n)
+
+    def test_waiting_ends_when_it_should_and_other_threads_run_meanwhile(self):
+        with started(task()) as run:
+            with self.assertRaises(TimeoutError):
+                run.pull(timeout=0)
+            ticks = []
+            threading.Thread(target=lambda: [ticks.append(time.sleep(0.01)) for _ in range(5)]).start()
+            with self.assertRaises(TimeoutError):
+                run.pull(timeout=0.3)
+            self.assertEqual(len(ticks), 5)
+            with self.assertRaises(ValueError):
+                run.pull(timeout=-1)
+            with self.assertRaises(KeyError):
+                run.pull("nothing")
+            run.stop()
+            with self.assertRaises(forebay.Closed):
+                run.pull(timeout=0)
+        with self.assertRaises(forebay.Closed):
+            run.pull()
+
+    def test_an_exception_is_the_tasks_failure(self):
+        def bad(_):
+            raise KeyError("no such thing")
+
+        with started(task(f=bad)) as run:
+            run.push(array("f", [0] * 8))
+            with self.assertRaisesRegex(RuntimeError, "no such thing"):
+                run.pull()
+        for returned in (b"abc", b"x" * 33, None, 5):
+            with started(task(f=lambda _, r=returned: r)) as run:
+                run.push(array("f", [0] * 8))
+                with self.assertRaises(RuntimeError, msg=str(returned)):
+                    run.pull()
+
+    def test_several_outputs_records_and_kept_inputs(self):
+        kept = []
+        t = forebay.Task("t", inputs={"x": "u32<=8"}, outputs={"even": "u32<=8", "odd": "u32<=8"})
+
+        @t.host
+        def split(x):
+            kept.append(x)
+            v = memoryview(x).tolist()
+            return array("I", (n for n in v if n % 2 == 0)), array("I", (n for n in v if n % 2))
+
+        g = forebay.Graph("g")
+        g.add(t)
+        g.feed("t.x")
+        even, odd = g.drain("t.even"), g.drain("t.odd")
+        with forebay.Runtime("cpu").start(g) as run:
+            for n in range(50):
+                run.push(array("I", [n, n + 1, n + 2]))
+                self.assertEqual(memoryview(run.pull(even)).tolist(), [m for m in (n, n + 1, n + 2) if m % 2 == 0])
+                self.assertEqual(memoryview(run.pull(odd)).tolist(), [m for m in (n, n + 1, n + 2) if m % 2])
+        # What a function keeps does not change.
+        self.assertEqual([memoryview(k)[0] for k in kept], list(range(50)))
+
+    def test_mistakes_are_told_when_they_are_made(self):
+        g = forebay.Graph("g")
+        t = task()
+        g.add(t)
+        with self.assertRaisesRegex(RuntimeError, "given away"):
+            g.add(t)
+        with self.assertRaisesRegex(ValueError, "another task"):
+            g.add(task())
+        for bad in ("t", "t.q", "u.x", ""):
+            with self.assertRaises(ValueError, msg=bad):
+                g.feed(bad)
+        with self.assertRaises(ValueError):
+            g.feed("t.x", 0)
+        with self.assertRaises(ValueError):
+            g.check()
+        with self.assertRaises(TypeError):
+            forebay.Task("u").host(3)
+        with self.assertRaises(ValueError):
+            forebay.Task("u", inputs={"x": "f32"})
+        with self.assertRaises(ValueError):
+            forebay.Task("u").kernel("", "f", kind="cpu")
+        with self.assertRaises(ValueError):
+            forebay.Runtime("toaster")
+        with self.assertRaises(ValueError):
+            forebay.load("/nowhere/g.toml")
+
+    def test_a_graph_file(self):
+        g = forebay.load(EXAMPLE)
+        g.check()
+        with forebay.Runtime("cpu").start(g):
+            pass
+
+    def test_functions_and_what_they_hold_are_let_go(self):
+        class Held:
+            pass
+
+        held = Held()
+        gone = weakref.ref(held)
+        run = started(task(f=lambda x, h=held: x))
+        run.push(array("f", [1] * 8))
+        self.assertEqual(memoryview(run.pull())[0], 1)
+        del held, run
+        for _ in range(100):
+            gc.collect()
+            if gone() is None:
+                break
+            time.sleep(0.05)
+        self.assertIsNone(gone())
+
+    def test_a_graph_that_is_left_running_at_the_end_does_not_hang(self):
+        Graphs.left = started(task(f=lambda x: time.sleep(0.01) or x))
+        for _ in range(4):
+            Graphs.left.push(array("f", [0] * 8))
+
+
+class Accelerated(unittest.TestCase):
+    def test_a_task_is_called_like_a_function(self):
+        f = forebay.Runtime("cpu", mode="adaptive").accelerate(task())
+        for n in range(20):
+            self.assertEqual(memoryview(f(array("f", [n] * 8)))[0], 2 * n)
+        with self.assertRaisesRegex(ValueError, "0 inputs instead of 1"):
+            f()
+        with self.assertRaises(ValueError):
+            f(b"abc")
+
+    def test_by_a_kernel_where_there_is_opencl(self):
+        try:
+            rt = forebay.Runtime("opencl")
+        except (RuntimeError, ValueError) as e:
+            self.skipTest(str(e))
+        t = forebay.Task("t", inputs={"x": "f32[8]"}, outputs={"y": "f32[8]"})
+        t.kernel("KERNEL void twice(GLOBAL const float *x, GLOBAL float *y) { if (gid_x() < 8) y[gid_x()] = 2 * x[gid_x()]; }", "twice")
+        f = rt.accelerate(t)
+        self.assertEqual(memoryview(f(array("f", range(8)))).tolist(), [2.0 * n for n in range(8)])
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
