@@ -42,21 +42,6 @@ fn patience(text: &str) -> Result<f64, String> {
     if (0.0..=3600.0).contains(&n) { Ok(n) } else { Err("0 to 3600 seconds".into()) }
 }
 
-/// Device memory that a process uses, bytes, and what is free on the GPUs that it uses; none where nobody knows.
-fn memory(pid: u32) -> Option<u64> {
-    use nvml_wrapper::enums::device::UsedGpuMemory;
-    let nvml = nvml_wrapper::Nvml::init().ok()?;
-    let mut sum = None;
-    for n in 0..nvml.device_count().ok()? {
-        for p in nvml.device_by_index(n).ok()?.running_compute_processes().ok()? {
-            if let (true, UsedGpuMemory::Used(bytes)) = (p.pid == pid, p.used_gpu_memory) {
-                *sum.get_or_insert(0) += bytes;
-            }
-        }
-    }
-    sum
-}
-
 /// What keeps its own process from being locked: one that the service keeps off the GPU never gets done.
 fn is_suspended(pid: u32) -> bool {
     let all = Connection::open("forebay").and_then(|c| c.processes());
@@ -73,7 +58,7 @@ fn save(driver: &Checkpoints, pid: u32, patience: Duration) -> Result<String, St
     if is_suspended(pid) {
         return Err(format!("is suspended, so what it has on the GPU would never end: forebay resume {pid}"));
     }
-    let had = memory(pid);
+    let had = super::nvml::memory().get(&pid).copied();
     driver.lock(pid, patience).map_err(|e| format!("was not done in time, and goes on ({e})"))?;
     if let Err(e) = driver.save(pid) {
         let back = driver.unlock(pid).map_or_else(|u| format!("and cannot go on: {u}"), |()| "and goes on".into());

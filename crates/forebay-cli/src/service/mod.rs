@@ -1,6 +1,7 @@
 //! The commands that talk to the accelerator service.
 
 pub mod checkpoint;
+mod nvml;
 pub mod ps;
 pub mod run;
 pub mod set;

@@ -1,5 +1,7 @@
 //! `forebay ps`: who uses which device, and how it is served.
 
+use std::collections::BTreeMap;
+
 use forebay_proto::wire::{Level, Process, Source};
 
 use super::{as_percent, connect};
@@ -11,6 +13,7 @@ use super::{as_percent, connect};
   TIME    what it has used since it began                     FROM    who says so: kernel, switches (the GPU's log),
                                                                       nvml, program
   OFF     for how long the service kept it off the device     SWITCHES  how often it came onto it
+  MEMORY  of NVIDIA GPUs, as their management library says
   BY      how its share is enforced: hardware, lock, credit (the program asks before it works)
 
 Examples:
@@ -48,19 +51,35 @@ fn level(l: Level) -> &'static str {
     }
 }
 
+/// Device memory of the processes on NVIDIA GPUs.
+pub struct Memory(BTreeMap<u32, u64>);
+
+impl Memory {
+    /// As it is now.
+    pub fn now() -> Self {
+        Memory(super::nvml::memory())
+    }
+
+    /// A process's, bytes, if it is on a GPU and somebody knows.
+    fn of(&self, p: &Process) -> Option<u64> {
+        self.0.get(&p.pid).filter(|_| p.level == Level::Hardware).copied()
+    }
+}
+
 /// A process as JSON.
-pub fn json(p: &Process) -> serde_json::Value {
+pub fn json(p: &Process, memory: &Memory) -> serde_json::Value {
     serde_json::json!({
         "pid": p.pid, "uid": p.uid, "name": p.name, "device": p.device, "class": p.class.to_string(), "nice": p.nice,
         "state": state(p), "share": p.share, "used": p.used, "spent_ns": p.spent_ns, "source": source(p.source),
         "level": level(p.level), "switches": p.switches, "off_ns": p.off_ns,
+        "memory": memory.of(p),
     })
 }
 
 /// The table.
-pub fn table(all: &[Process]) -> String {
+pub fn table(all: &[Process], memory: &Memory) -> String {
     let mut text = format!(
-        "{:>8} {:>6} {:16} {:12} {:11} {:>4} {:8} {:>8} {:>8} {:>9} {:>9} {:>8} {:8} {}\n",
+        "{:>8} {:>6} {:16} {:12} {:11} {:>4} {:8} {:>8} {:>8} {:>9} {:>9} {:>8} {:>9} {:8} {}\n",
         "PID",
         "USER",
         "NAME",
@@ -73,12 +92,13 @@ pub fn table(all: &[Process]) -> String {
         "TIME",
         "OFF",
         "SWITCHES",
+        "MEMORY",
         "FROM",
         "BY"
     );
     for p in all {
         text += &format!(
-            "{:>8} {:>6} {:16.16} {:12.12} {:11} {:>4} {:8} {:>8} {:>8} {:>9} {:>9} {:>8} {:8} {}\n",
+            "{:>8} {:>6} {:16.16} {:12.12} {:11} {:>4} {:8} {:>8} {:>8} {:>9} {:>9} {:>8} {:>9} {:8} {}\n",
             p.pid,
             p.uid,
             p.name,
@@ -91,6 +111,7 @@ pub fn table(all: &[Process]) -> String {
             format!("{:.2} s", p.spent_ns as f64 / 1e9),
             p.off_ns.map_or("-".into(), |ns| format!("{:.2} s", ns as f64 / 1e9)),
             p.switches.map_or("-".into(), |n| n.to_string()),
+            memory.of(p).map_or("-".into(), |b| format!("{:.0} MiB", b as f64 / 1048576.0)),
             source(p.source),
             level(p.level),
         );
@@ -102,13 +123,14 @@ pub fn table(all: &[Process]) -> String {
 /// Lists the programs.
 pub fn run(o: &Options) -> Result<(), String> {
     let all = connect()?.processes().map_err(|e| e.to_string())?;
+    let memory = Memory::now();
     if o.json {
-        let all: Vec<_> = all.iter().map(json).collect();
+        let all: Vec<_> = all.iter().map(|p| json(p, &memory)).collect();
         crate::say(&serde_json::to_string_pretty(&all).map_err(|e| e.to_string())?);
     } else if all.is_empty() {
         crate::say("no program is using a device through the service");
     } else {
-        crate::say(&table(&all));
+        crate::say(&table(&all, &memory));
     }
     Ok(())
 }

@@ -120,7 +120,7 @@ fn draw(f: &mut Frame<'_>, v: &View, history: &BTreeMap<u8, VecDeque<u64>>) {
 pub fn run(o: &Options) -> Result<(), String> {
     let mut c = connect()?;
     if o.once {
-        let v = look(&c)?;
+        let (v, memory) = (look(&c)?, ps::Memory::now());
         if o.json {
             let device = |(d, l): &(Device, Option<DeviceLoad>)| {
                 let l = l.unwrap_or_default();
@@ -131,7 +131,7 @@ pub fn run(o: &Options) -> Result<(), String> {
             };
             let all = serde_json::json!({
                 "devices": v.devices.iter().map(device).collect::<Vec<_>>(),
-                "processes": v.processes.iter().map(ps::json).collect::<Vec<_>>(),
+                "processes": v.processes.iter().map(|p| ps::json(p, &memory)).collect::<Vec<_>>(),
             });
             crate::say(&serde_json::to_string_pretty(&all).map_err(|e| e.to_string())?);
         } else {
@@ -140,7 +140,7 @@ pub fn run(o: &Options) -> Result<(), String> {
                 let used = as_percent(l.utilisation);
                 crate::say(&format!("{}: {used} used, {} active, {} waiting", d.name, l.active, l.waiting));
             }
-            crate::say(&ps::table(&v.processes));
+            crate::say(&ps::table(&v.processes, &memory));
         }
         return Ok(());
     }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use forebay_hal::Direction;
 use forebay_policy::{Counts, MAX_PLACED};
 use forebay_proto::client::Account;
 
@@ -10,6 +11,7 @@ use super::load::{Load, standing};
 use super::model::{Model, Prediction, Sample, position};
 use super::stability::Stability;
 use super::store::{Key, Models};
+use crate::transfer::{Engine, Host};
 
 /// A device that is so much slower than another is measured only as far as the budget for that goes.
 const HOPELESS: f64 = 8.0;
@@ -257,9 +259,10 @@ impl Drop for Adapt {
     }
 }
 
-/// What a decision costs, ns: three devices, warm models, as the runtime makes it once it knows where the inputs are.
+/// What a decision costs, ns: three devices, warm models, as the runtime makes it once it knows where the inputs are; with
+/// `engine` it also asks what copying them to the two that do not have them costs.
 #[doc(hidden)]
-pub fn decision_cost(rounds: u32) -> f64 {
+pub fn decision_cost(rounds: u32, engine: Option<&Engine>) -> f64 {
     let (models, load) = (Arc::new(Models::off()), Load::of_process());
     let mut adapt = Adapt::new("cost", &models, &load, 2, 1);
     for (d, width) in [(0, Some(1)), (1, Some(2)), (2, None)] {
@@ -271,7 +274,12 @@ pub fn decision_cost(rounds: u32) -> f64 {
     }
     let begun = Instant::now();
     for i in 0..rounds {
-        let at = Situation { size: 1000 + u64::from(i % 50_000), ..Situation::default() };
+        let mut at = Situation { size: 1000 + u64::from(i % 50_000), ..Situation::default() };
+        if let Some(e) = engine {
+            for d in [1, 2] {
+                at.copies_ns[d] = e.cost_ns(Direction::ToDevice, at.size, Host::Pinned);
+            }
+        }
         std::hint::black_box(adapt.weigh(u64::from(i), at, &|_| None));
     }
     begun.elapsed().as_nanos() as f64 / f64::from(rounds)

@@ -204,7 +204,7 @@ impl DeviceHandle {
 
     /// What moving so much costs, as far as it was measured.
     pub(crate) fn copy_ns(&self, direction: Direction, bytes: u64) -> u64 {
-        if bytes == 0 { 0 } else { self.engine.cost(direction, bytes, Host::Pinned).median }
+        if bytes == 0 { 0 } else { self.engine.cost_ns(direction, bytes, Host::Pinned) }
     }
 
     /// Waits until everything that was issued so far is done.

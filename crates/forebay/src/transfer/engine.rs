@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use forebay_hal::cache::Cache;
 use forebay_hal::{Buffer, Device, Direction, Kind};
 
@@ -39,8 +40,10 @@ const MISSES: i32 = 10;
 /// ```
 pub struct Engine {
     device: Arc<dyn Device>,
-    known: Mutex<Arc<Known>>,
-    /// Grows with every change of `known`, so that streams look without the lock.
+    known: ArcSwap<Known>,
+    /// Held by whoever replaces `known`.
+    changing: Mutex<()>,
+    /// Grows with every change of `known`, so that streams see at a glance whether theirs is the latest.
     generation: AtomicU64,
     /// Held by whoever uses the mapping, where sharing it makes it slower for both.
     mapping: Option<Mutex<()>>,
@@ -114,9 +117,9 @@ impl Engine {
     fn with(device: Arc<dyn Device>, curves: Curves, cache: Cache) -> Arc<Self> {
         // The aperture: two writers interleave in the write-combining buffers, and both become slower.
         let mapping = (device.info().kind == Kind::Cuda).then(Mutex::default);
-        let known = Mutex::new(Known::new(curves, 0));
+        let (known, changing) = (ArcSwap::new(Known::new(curves, 0)), Mutex::default());
         let (generation, departures) = (AtomicU64::new(0), AtomicU64::new(0));
-        Arc::new(Engine { device, known, generation, mapping, departures, cache })
+        Arc::new(Engine { device, known, changing, generation, mapping, departures, cache })
     }
 
     /// Measures all ways anew, within `budget`, and stores what was found.
@@ -202,7 +205,17 @@ impl Engine {
 
     /// The one way by which a transfer goes while nothing else is in flight; none if it has to be planned.
     pub(crate) fn way(&self, direction: Direction, bytes: u64, host: Host) -> Option<Way> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner).table.way(direction, bytes, host)
+        self.known.load().table.way(direction, bytes, host)
+    }
+
+    /// What a transfer costs while nothing else is in flight, ns; for those who ask at every decision.
+    pub(crate) fn cost_ns(&self, direction: Direction, bytes: u64, host: Host) -> u64 {
+        let (known, host) = (self.known.load(), self.place(host));
+        let way = known.table.way(direction, bytes, host);
+        match way.and_then(|w| known.curves.get(w, direction, host)) {
+            Some(curve) => curve.cost(bytes).median,
+            None => plan::plan(&Request::new(direction, bytes, host), &known.curves).cost.median,
+        }
     }
 
     /// The right to use the mapping, for somebody who is not a stream; none while somebody else has it.
@@ -221,7 +234,7 @@ impl Engine {
     }
 
     pub(super) fn known(&self) -> Arc<Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.known.load_full()
     }
 
     /// Replaces `known` if it is not the latest.
@@ -233,9 +246,10 @@ impl Engine {
     }
 
     fn replace(&self, change: impl FnOnce(&Curves) -> Curves) {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = self.known();
         let generation = known.generation + 1;
-        *known = Known::new(change(&known.curves), generation);
+        self.known.store(Known::new(change(&known.curves), generation));
         self.generation.store(generation, Ordering::Release);
     }
 

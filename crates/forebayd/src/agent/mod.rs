@@ -13,8 +13,8 @@
 //!    through within a few hundred µs, in anybody's window.
 //! 6. One that comes back as soon as it is its turn again ([`BURST_AWAY_NS`]) has the GPU to itself for
 //!    [`BURST_WINDOW_NS`], then for [`PROBE_NS`] not, which shows whether it still does so.
-//! 7. Both last as long as its reserve does ([`forebay_policy::reserve`]). Without it an interactive process is divided
-//!    among like a normal one.
+//! 7. Both last as long as its reserve does ([`forebay_policy::reserve`]), which only pays for what somebody else would have
+//!    had. Without it an interactive process is divided among like a normal one.
 //! 8. Who has the GPU to itself holds it in the log's eyes, with work or without. So while others wait, it is alone for
 //!    [`ALONE_NS`] at most; then one of them is let on beside it for [`GUEST_NS`], and an owner that is idle does not come
 //!    back from that. The guest is not charged.
@@ -152,7 +152,7 @@ impl<M: Meter> Agent<M> {
             let pid = member.id as u32;
             let p = self.processes.get(&pid)?;
             let used = (p.average_ns * WHOLE).checked_div(self.passed_ns).unwrap_or(0).min(WHOLE);
-            let (spent_ns, off_ns, off, switches) = (p.used_ns, p.off_ns, p.is_off(), self.meter.switches(pid));
+            let (spent_ns, off_ns, off, switches) = (p.spent_ns, p.off_ns, p.is_off(), self.meter.switches(pid));
             let member = Member { class: p.class, ..member };
             Some((pid, View { member, share, used, spent_ns, off_ns, switches, off }))
         })
@@ -185,6 +185,7 @@ impl<M: Meter> Agent<M> {
             Ok(mut p) => {
                 self.meter.refresh();
                 p.used_ns = self.meter.used_ns(pid).unwrap_or(0);
+                p.spent_ns = p.used_ns;
                 self.processes.insert(pid, p);
                 Ok(())
             }
@@ -273,6 +274,11 @@ impl<M: Meter> Agent<M> {
         self.alone = (owner.map_or(0, |w| w.owner), if same { self.alone.1 + passed_ns } else { passed_ns });
         self.passed_ns = self.passed_ns - self.passed_ns / AVERAGE + passed_ns;
         self.meter.refresh();
+        let first = |id: u64| {
+            let p = self.processes.get(&(id as u32));
+            p.is_some_and(|p| p.class == Class::Interactive && p.reserve.is_first())
+        };
+        let contended = self.divider.members().any(|(m, _)| m.active && m.class != Class::Suspended && !first(m.id));
         let mut gone = Vec::new();
         let mut more = Vec::new();
         for (&pid, p) in self.processes.iter_mut() {
@@ -285,15 +291,16 @@ impl<M: Meter> Agent<M> {
             // Rule 3.
             let used = if p.is_off() { 0 } else { since.min(passed_ns) };
             p.average_ns = p.average_ns - p.average_ns / AVERAGE + used;
+            p.spent_ns += used;
             p.off_ns += if p.is_off() { passed_ns } else { 0 };
             if self.meter.contexts(pid) > p.contexts {
                 more.push(pid);
             }
             if p.class == Class::Interactive {
                 let first = p.reserve.is_first();
-                p.reserve.pass(passed_ns, used);
+                p.reserve.pass(passed_ns, if contended { used } else { 0 });
                 if !self.burst {
-                    p.bursts = used > 0 && away.is_some_and(|a| a < BURST_AWAY_NS);
+                    p.bursts = contended && used > 0 && away.is_some_and(|a| a < BURST_AWAY_NS);
                 }
                 if first != p.reserve.is_first() {
                     let class = divided(p.class, p.reserve.is_first());
@@ -318,8 +325,10 @@ impl<M: Meter> Agent<M> {
         }
         for pid in more {
             let (contexts, known) = (self.meter.contexts(pid), self.clients(Some(pid)));
-            if let Some(p) = self.processes.get_mut(&pid) {
-                p.look_again(&self.own, contexts, &known);
+            let p = self.processes.get_mut(&pid);
+            if p.is_some_and(|p| !p.look_again(&self.own, contexts, &known)) {
+                // Adopted anew at the next look, if it is still there.
+                self.forget(pid);
             }
         }
     }

@@ -23,6 +23,8 @@ pub(super) struct Process {
     pub(super) nice: i32,
     /// Its use when it was looked at last.
     pub(super) used_ns: u64,
+    /// What it has used while it was on the GPU.
+    pub(super) spent_ns: u64,
     /// Its use of a window, averaged.
     pub(super) average_ns: u64,
     /// Time for which it was off the GPU by our doing.
@@ -52,6 +54,7 @@ impl Process {
             class,
             nice,
             used_ns: 0,
+            spent_ns: 0,
             average_ns: 0,
             off_ns: 0,
             reserve: Reserve::default(),
@@ -108,18 +111,22 @@ impl Process {
     }
 
     /// So many channel groups of it have been on the GPU, more than when it was looked into: once again, for what it has
-    /// made since.
-    pub(super) fn look_again(&mut self, own: &Arc<Client>, contexts: usize, known: &HashSet<RawHandle>) {
+    /// made since. False when it cannot be steered any more: nothing of it is in the ledger then, and it is on the GPU.
+    #[must_use]
+    pub(super) fn look_again(&mut self, own: &Arc<Client>, contexts: usize, known: &HashSet<RawHandle>) -> bool {
         self.contexts = contexts;
-        let Ok(now) = Target::find(own, self.target.pid(), known) else { return };
+        // One that cannot be looked into has gone, or is steered as it was.
+        let Ok(now) = Target::find(own, self.target.pid(), known) else { return true };
         if now.channels() == self.target.channels() {
-            return;
+            return true;
         }
         self.let_go();
         match enter(own, self.target.pid(), known, self.ledger.as_ref()) {
-            Ok(target) => self.target = target,
-            // Known as it was: what is new cannot be steered.
-            Err(_) => drop(self.ledger.as_ref().map(|l| l.enter(self.target.channels()))),
+            Ok(target) => {
+                self.target = target;
+                true
+            }
+            Err(_) => false,
         }
     }
 
