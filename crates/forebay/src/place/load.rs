@@ -53,6 +53,20 @@ impl Load {
         })
     }
 
+    /// A load that says what it is told, for tests.
+    #[cfg(test)]
+    pub(crate) fn told(others: f64) -> Arc<Load> {
+        let load = Load { running: Mutex::new(true), ..Load::default() };
+        load.tell(others);
+        Arc::new(load)
+    }
+
+    /// So many threads of others, from now on.
+    #[cfg(test)]
+    pub(crate) fn tell(&self, others: f64) {
+        self.others.store((others * 1000.0) as u64, Ordering::Relaxed);
+    }
+
     /// Begins to look, if nobody does. Until then others count as absent.
     fn watch(self: &Arc<Self>) {
         // A look costs less than an exchange.

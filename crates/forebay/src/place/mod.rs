@@ -7,6 +7,8 @@
 
 mod adapt;
 mod goal;
+#[cfg(test)]
+mod hostile;
 mod load;
 mod model;
 mod stability;
