@@ -70,6 +70,78 @@ fn program() {
     }
 }
 
+/// Not a test: a program with a goal of `GOAL` calls a second, each of which takes a core for a millisecond. It says in the file
+/// `RESULT` how many it has done, and gives the goal up when the file `END` is there.
+#[test]
+#[ignore = "a program that other tests start"]
+fn program_with_a_goal() {
+    use forebay::place::{Counter, Goal};
+    let goal: f64 = std::env::var("GOAL").unwrap().parse().unwrap();
+    let (result, end) = (std::env::var("RESULT").unwrap(), std::env::var("END").unwrap());
+    let t = Template::array::<u64>([8]);
+    let task = || {
+        Task::new("t").input("in", t).output("out", t).host(|inv| {
+            let (i, o) = (inv.input::<u64>("in")?, inv.output::<u64>("out")?);
+            o.copy_from_slice(i);
+            spin(Duration::from_millis(1));
+            Ok(())
+        })
+    };
+    let cores = std::thread::available_parallelism().unwrap().get().min(16);
+    let rt = Runtime::builder().cpu_only().build().unwrap();
+    let task = rt.accelerate(cores, task).unwrap();
+    let count = Counter::default();
+    let mut pursuit = Some(task.pursue(Goal::Throughput(goal), count.per_second(), 0, |_| {}).unwrap());
+    let input = Datablock::from_slice(t, &[1u64; 8]).unwrap();
+    let mut waiting = std::collections::VecDeque::new();
+    let (mut done, mut said) = (0u64, Instant::now());
+    loop {
+        waiting.push_back(task.spawn(std::slice::from_ref(&input)).unwrap());
+        if waiting.len() >= 2 * cores {
+            waiting.pop_front().unwrap().wait().unwrap();
+            count.add(1);
+            done += 1;
+        }
+        if said.elapsed() > Duration::from_millis(50) {
+            said = Instant::now();
+            std::fs::write(&result, done.to_string()).unwrap();
+            if std::path::Path::new(&end).exists() && pursuit.is_some() {
+                pursuit = None;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_goal_gets_the_share_that_it_needs_survives_the_service_and_gives_the_share_back() {
+    let mut s = Service::start(&[]);
+    let (result, end) = (s.dir.join("result"), s.dir.join("end"));
+    // Two thirds of the machine, beside a program that takes what it can: half is not enough.
+    let cores = std::thread::available_parallelism().unwrap().get().min(16) as f64;
+    let path = |p: &std::path::Path| p.to_str().unwrap().to_owned();
+    let settings = [("GOAL", (cores * 650.0).to_string()), ("RESULT", path(&result)), ("END", path(&end))];
+    let hog = Program::start(&s, "program", &[("TASK_US", "500".into())]);
+    until("the other one has joined", || s.process(hog.pid()).is_some());
+    let p = Program::start(&s, "program_with_a_goal", &settings);
+    let class = |s: &Service| s.process(p.pid()).map(|p| p.class);
+    let long = Instant::now();
+    while !matches!(class(&s), Some(Class::Custom(c)) if c >= 600_000) {
+        assert!(long.elapsed() < Duration::from_secs(40), "{:?}", class(&s));
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let done = || std::fs::read_to_string(&result).unwrap_or_default().parse::<u64>().unwrap_or(0);
+    // The service goes: the program goes on, and nothing of it is lost when the service is back.
+    s.kill();
+    let before = done();
+    until("it goes on by itself", || done() > before + 200);
+    s.restart();
+    until("it is known again", || matches!(class(&s), Some(Class::Custom(_))));
+    let before = done();
+    until("it goes on with the service", || done() > before + 200);
+    std::fs::write(&end, "").unwrap();
+    until("its share is given back", || class(&s) == Some(Class::Normal));
+}
+
 #[test]
 fn graphs_keep_to_their_shares_and_stop_when_told() {
     let s = Service::start(&[]);

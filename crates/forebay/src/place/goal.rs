@@ -3,15 +3,17 @@
 //! Every half second the tracker's figure is compared with the goal. While it is missed, in this order: another lane (so that
 //! more devices or cores work), a larger share from the service, and last a call that asks the program to lower its fidelity.
 //! While it is exceeded by a fifth, the same in reverse. After each step a period passes, to see what it did. A step that did
-//! not help within two periods is not blamed: the next one is taken, until there is none. Everything is told.
+//! not help within two periods is not blamed: the next one is taken, until there is none. Everything is told. A service that
+//! goes away is no refusal: shares are asked for again when it is back.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use forebay_proto::client::Connection;
+use forebay_proto::client::{Connection, Error};
 use forebay_proto::wire::{Class, Request};
 
+use super::energy::Energy;
 use super::stub::Accelerated;
 
 /// Between two looks.
@@ -22,6 +24,10 @@ const ROOM: f64 = 0.2;
 const POINTS: u8 = 10;
 /// The largest share that is asked for.
 const MAX_SHARE: u8 = 90;
+/// Less is better by this part at least.
+const GAIN: f64 = 0.02;
+/// Periods after which the least is looked for again.
+const REST: u32 = 40;
 /// Lines of the log that are kept.
 const MAX_LOG: usize = 1000;
 
@@ -34,6 +40,9 @@ pub enum Goal {
     Latency(f64),
     /// All of the work, of which the tracker says the part that is done (0 to 1), within this time from now.
     Deadline(Duration),
+    /// As little as possible of what the tracker says, such as energy × time for a unit of work ([`Counter::energy_time`]):
+    /// more and fewer lanes are tried, and the best is kept.
+    Least,
 }
 
 /// What is done.
@@ -72,13 +81,27 @@ pub struct Optimizer {
     fidelity: u32,
     max_fidelity: u32,
     acted: bool,
+    climb: Climb,
+}
+
+/// The search of [`Goal::Least`].
+#[derive(Clone, Copy, Debug, Default)]
+struct Climb {
+    /// The best so far: lanes, and what the tracker said.
+    best: Option<(usize, f64)>,
+    down: bool,
+    /// Directions that led to nothing better.
+    tried: u8,
+    /// Periods until it is looked for again.
+    rest: u32,
 }
 
 impl Optimizer {
     /// For a goal; from one lane up to `max_lanes`, shares if `shares`, and fidelity down to `max_fidelity`.
     pub fn new(goal: Goal, max_lanes: usize, shares: bool, max_fidelity: u32) -> Self {
         let max_share = if shares { MAX_SHARE } else { 0 };
-        Optimizer { goal, lanes: 1, max_lanes, share: 0, max_share, fidelity: 0, max_fidelity, acted: false }
+        let climb = Climb::default();
+        Optimizer { goal, lanes: 1, max_lanes, share: 0, max_share, fidelity: 0, max_fidelity, acted: false, climb }
     }
 
     /// How well the goal is met: 1 is exactly, more is better.
@@ -87,13 +110,62 @@ impl Optimizer {
             Goal::Throughput(want) => measured / want,
             Goal::Latency(want) => want / measured,
             Goal::Deadline(by) => measured * by.as_secs_f64() / now.as_secs_f64().max(1e-9),
+            Goal::Least => 1.0 / measured,
         }
+    }
+
+    /// The next step of the search for the number of lanes at which the least is used.
+    fn climb(&mut self, value: f64) -> (Option<Action>, String) {
+        let c = &mut self.climb;
+        if c.rest > 0 {
+            c.rest -= 1;
+            if c.rest == 0 {
+                *c = Climb::default();
+            }
+            return (None, format!("{value:.3e}: the least that was found"));
+        }
+        let why = match c.best {
+            Some((_, best)) if value < best * (1.0 - GAIN) => {
+                c.tried = 0;
+                c.best = Some((self.lanes, value));
+                format!("{value:.3e} instead of {best:.3e}: further")
+            }
+            Some((lanes, best)) if lanes != self.lanes => {
+                self.lanes = lanes;
+                (c.down, c.tried) = (!c.down, c.tried + 1);
+                return (Some(Action::Spread(lanes)), format!("{value:.3e} instead of {best:.3e}: back"));
+            }
+            _ => {
+                c.best = Some((self.lanes, value));
+                format!("{value:.3e} so far")
+            }
+        };
+        // Where there is nothing further in one direction, the other is next.
+        for _ in 0..2 {
+            let next = if c.down { self.lanes.saturating_sub(1) } else { self.lanes + 1 };
+            if c.tried >= 2 {
+                break;
+            }
+            if (1..=self.max_lanes).contains(&next) {
+                self.lanes = next;
+                return (Some(Action::Spread(next)), why);
+            }
+            (c.down, c.tried) = (!c.down, c.tried + 1);
+        }
+        c.rest = REST;
+        (None, format!("{value:.3e}: neither more nor fewer lanes are better"))
     }
 
     /// The service refused a share.
     pub fn refused(&mut self, share: u8) {
         self.max_share = share.saturating_sub(1);
         self.share = self.share.min(share.saturating_sub(POINTS));
+    }
+
+    /// The service is there, or has gone: then there are no shares.
+    pub fn served(&mut self, there: bool) {
+        self.max_share = if there { MAX_SHARE } else { 0 };
+        self.share = self.share.min(self.max_share);
     }
 
     /// What to do, half a second after the last time.
@@ -106,6 +178,11 @@ impl Optimizer {
         }
         if std::mem::take(&mut self.acted) {
             return decide(None, format!("{:.0} % of the goal; waiting to see what the last step does", met * 100.0));
+        }
+        if self.goal == Goal::Least {
+            let (action, why) = self.climb(value);
+            self.acted = action.is_some();
+            return decide(action, why);
         }
         let reached = format!("{:.0} % of the goal", met * 100.0);
         let (action, why) = if met < 1.0 {
@@ -155,6 +232,18 @@ impl Counter {
         self.0.fetch_add(n, Ordering::Relaxed);
     }
 
+    /// A tracker of energy × time for each of what is added, J·s; nothing is said of a period in which nothing was added.
+    pub fn energy_time(&self, mut energy: Energy) -> impl FnMut() -> f64 + Send + 'static {
+        let count = self.0.clone();
+        let mut last = (Instant::now(), count.load(Ordering::Relaxed), energy.joules());
+        move || {
+            let now = (Instant::now(), count.load(Ordering::Relaxed), energy.joules());
+            let (time, n, joules) = ((now.0 - last.0).as_secs_f64(), (now.1 - last.1) as f64, now.2 - last.2);
+            last = now;
+            if n > 0.0 { joules / n * (time / n) } else { f64::NAN }
+        }
+    }
+
     /// A tracker of what is added in a second.
     pub fn per_second(&self) -> impl FnMut() -> f64 + Send + 'static {
         let count = self.0.clone();
@@ -193,10 +282,28 @@ struct Answer {
     value: Mutex<Option<f64>>,
 }
 
+/// What the service is told of who asks.
+const NAME: &str = "forebay goal";
+
 /// Asks for a share of this process's own.
 fn share(percent: u8) -> Request {
     let class = if percent == 0 { Class::Normal } else { Class::Custom(u32::from(percent) * 10_000) };
     Request::Set { pid: std::process::id(), class: Some(class), nice: None }
+}
+
+/// Asks for it, of a service that may have been restarted since it was spoken to last. None is kept that does not answer.
+fn ask(service: &mut Option<Connection>, percent: u8) -> Result<(), Error> {
+    if let Some(s) = service {
+        match s.ask(&share(percent)) {
+            Err(Error::Refused(r)) => return Err(Error::Refused(r)),
+            Ok(_) => return Ok(()),
+            Err(_) => *service = None,
+        }
+    }
+    let again = Connection::open(NAME)?;
+    let asked = again.ask(&share(percent)).map(drop);
+    *service = matches!(asked, Ok(()) | Err(Error::Refused(_))).then_some(again);
+    asked
 }
 
 impl Accelerated {
@@ -225,7 +332,7 @@ impl Accelerated {
             }
         };
         std::thread::Builder::new().name("forebay-tracker".into()).spawn(asks)?;
-        let service = Connection::open("forebay goal").ok();
+        let mut service = Connection::open(NAME).ok();
         let mut optimizer = Optimizer::new(goal, self.lanes().1, service.is_some(), lowest);
         self.spread(1);
         let pursues = {
@@ -237,22 +344,32 @@ impl Accelerated {
                     std::thread::sleep(PERIOD);
                     if stop.load(Ordering::Relaxed) {
                         // What was asked for is given back.
-                        if let Some(s) = service.filter(|_| has_share) {
-                            let _ = s.ask(&share(0));
+                        if has_share {
+                            let _ = ask(&mut service, 0);
                         }
                         return;
+                    }
+                    if service.is_none() {
+                        service = Connection::open(NAME).ok();
+                        optimizer.served(service.is_some());
                     }
                     let said = answer.value.lock().unwrap_or_else(PoisonError::into_inner).take();
                     let mut decision = optimizer.step(begun.elapsed(), said);
                     match decision.action {
                         Some(Action::Spread(n)) => task.spread(n),
                         Some(Action::Share(percent)) => {
-                            let asked = service.as_ref().map(|s| s.ask(&share(percent)));
-                            has_share |= matches!(asked, Some(Ok(_)));
-                            if let Some(Err(e)) = asked {
-                                optimizer.refused(percent);
-                                decision.why.push_str(&format!("; refused: {e}"));
-                                decision.action = None;
+                            match ask(&mut service, percent) {
+                                Ok(()) => has_share = true,
+                                Err(e) => {
+                                    if let Error::Refused(_) = e {
+                                        optimizer.refused(percent);
+                                    } else {
+                                        // It may be back at the next look.
+                                        optimizer.served(false);
+                                    }
+                                    decision.why.push_str(&format!("; it did not come: {e}"));
+                                    decision.action = None;
+                                }
                             }
                         }
                         Some(Action::Fidelity(level)) => {
@@ -313,6 +430,33 @@ mod tests {
         // Two lanes are just enough.
         let done = run(&mut o, 50, |lanes, _, _| 0.019 / lanes as f64);
         assert_eq!(done, [Action::Spread(2)]);
+    }
+
+    #[test]
+    fn the_least_is_found_and_found_again_when_it_has_moved() {
+        for best in 1..=5usize {
+            let mut o = Optimizer::new(Goal::Least, 5, true, 3);
+            // A bowl around the best number of lanes, and a little noise.
+            let bowl = |lanes: usize, best: usize, i: u64| {
+                (1.0 + (lanes as f64 - best as f64).powi(2) / 10.0) * (1.0 + 0.002 * (i % 3) as f64)
+            };
+            let mut at_best = 0;
+            for i in 0..200 {
+                let d = o.step(at(i), Some(bowl(o.lanes, best, i)));
+                assert!(matches!(d.action, None | Some(Action::Spread(_))), "{d:?}");
+                at_best += usize::from(i >= 30 && o.lanes == best);
+            }
+            assert!(at_best > 130, "{at_best} of 170 with {best} lanes");
+            let mut moved = 0;
+            for i in 200..400 {
+                o.step(at(i), Some(bowl(o.lanes, 6 - best, i)));
+                moved += usize::from(i >= 300 && o.lanes == 6 - best);
+            }
+            assert!(moved > 70, "{moved} of 100 after it has moved to {}", 6 - best);
+        }
+        // Nothing to choose from, and figures that are none.
+        let mut o = Optimizer::new(Goal::Least, 1, false, 0);
+        assert!((0..100).all(|i| o.step(at(i), Some([1.0, f64::NAN, -1.0, 0.0][i as usize % 4])).action.is_none()));
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! explains all of it.
 
 mod adapt;
+mod energy;
 mod goal;
 #[cfg(test)]
 mod hostile;
@@ -18,6 +19,7 @@ mod stub;
 #[doc(hidden)]
 pub use adapt::decision_cost;
 pub(crate) use adapt::{Adapt, Situation};
+pub use energy::Energy;
 pub use goal::{Action, Counter, Decision, Goal, Optimizer, PERIOD, Pursuit};
 pub(crate) use load::Load;
 pub use load::{Cpu, Working};
