@@ -141,26 +141,46 @@ pub fn task(g: &mut Graph, key: &Key, way: Way, sectors: usize, device: Kind) ->
     let task = Task::new(if way == Way::Encrypt { "encrypt" } else { "decrypt" });
     let task = task.inout("data", data).input("tweaks", tweaks);
     if device == Kind::Cpu {
-        let key = key.clone();
-        return g.add(task.host(move |inv| {
-            // Sector by sector, each with its own tweak, as the kernel does it.
-            let cipher = Aes256::new(GenericArray::from_slice(&key.data));
-            let tweaks: Vec<u8> = bytemuck::cast_slice(inv.input::<u32>("tweaks")?).to_vec();
-            let data: &mut [u8] = bytemuck::cast_slice_mut(inv.output::<u32>("data")?);
-            for (sector, tweak) in data.chunks_exact_mut(SECTOR).zip(tweaks.chunks_exact(16)) {
-                let mut t = [0u8; 16];
-                t.copy_from_slice(tweak);
-                xts_sector(&cipher, way, sector, u128::from_le_bytes(t));
-            }
-            Ok(())
-        }));
+        return g.add(by_instructions(task, key, way));
     }
     let (schedule, tables) = (Template::array::<u32>([SCHEDULE]), Template::array::<u32>([TABLES]));
     let task = task.sticky("key", schedule).sticky("tables", tables);
+    g.add(task.kernels(device, [kernel(way, sectors)]))
+}
+
+/// The encryption as a task for any device, called by itself: `data` (in and out), `tweaks`, `key` and `tables`.
+pub fn anywhere(key: &Key, sectors: usize) -> Task {
+    let task = Task::new("aes")
+        .inout("data", Template::array::<u32>([sectors * SECTOR / 4]))
+        .input("tweaks", Template::array::<u32>([sectors * 4]))
+        .input("key", Template::array::<u32>([SCHEDULE]))
+        .input("tables", Template::array::<u32>([TABLES]));
+    let launch = kernel(Way::Encrypt, sectors);
+    let task = task.kernels(Kind::OpenCl, [launch.clone()]).kernels(Kind::Cuda, [launch]);
+    by_instructions(task, key, Way::Encrypt)
+}
+
+/// On the CPU: sector by sector, each with its own tweak, as the kernel does it.
+fn by_instructions(task: Task, key: &Key, way: Way) -> Task {
+    let key = key.clone();
+    task.host(move |inv| {
+        let cipher = Aes256::new(GenericArray::from_slice(&key.data));
+        let tweaks: Vec<u8> = bytemuck::cast_slice(inv.input::<u32>("tweaks")?).to_vec();
+        let data: &mut [u8] = bytemuck::cast_slice_mut(inv.output::<u32>("data")?);
+        for (sector, tweak) in data.chunks_exact_mut(SECTOR).zip(tweaks.chunks_exact(16)) {
+            let mut t = [0u8; 16];
+            t.copy_from_slice(tweak);
+            xts_sector(&cipher, way, sector, u128::from_le_bytes(t));
+        }
+        Ok(())
+    })
+}
+
+/// On accelerators: a work-item for each block of 16 bytes.
+fn kernel(way: Way, sectors: usize) -> Launch {
     let entry = if way == Way::Encrypt { "aes_xts_encrypt" } else { "aes_xts_decrypt" };
     let args = ["data", "tweaks", "key", "tables"].map(Arg::port).into_iter().chain([Arg::Items(0)]);
-    let launch = Launch::new(Source::Portable(SOURCE.into()), entry, args);
-    g.add(task.kernels(device, [launch.over(Geometry::linear(sectors * SECTOR / 16))]))
+    Launch::new(Source::Portable(SOURCE.into()), entry, args).over(Geometry::linear(sectors * SECTOR / 16))
 }
 
 /// One sector with the processor's AES instructions, eight blocks at a time.

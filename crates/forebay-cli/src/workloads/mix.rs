@@ -2,7 +2,7 @@
 
 use forebay::{Datablock, Task, Template};
 
-use super::{dxt, grep, histogram, lbm, particles};
+use super::{aes, dxt, grep, histogram, lbm, particles};
 
 /// A picture, as a camera took it (data/README.md has its origin).
 const PICTURE: &[u8] = include_bytes!("../../../../data/aloe/aloeL.jpg");
@@ -46,10 +46,17 @@ pub fn all(scale: usize) -> forebay::Result<Vec<Work>> {
     let bytes = |data: &[u8]| Datablock::from_slice(Template::array::<u8>([data.len()]), data);
     let floats = |data: &[f32]| Datablock::from_slice(Template::array::<f32>([data.len()]), data);
     let mut out = Vec::new();
+    let n = scale << 20;
+    let (key, sectors) = (aes::Key::new(&std::array::from_fn(|i| (i * 37 + 11) as u8)), n / aes::SECTOR);
+    let words = |data: &[u32]| Datablock::from_slice(Template::array::<u32>([data.len()]), data);
+    let (schedule, tables) = aes::constants(&key, aes::Way::Encrypt);
+    let wide = |bytes: &[u8]| bytemuck::pod_collect_to_vec::<u8, u32>(bytes);
+    let inputs =
+        vec![words(&wide(&text(n)))?, words(&wide(&key.tweaks(0, sectors)))?, words(&schedule)?, words(&tables)?];
+    out.push(Work { name: "aes", task: Box::new(move || aes::anywhere(&key, sectors)), inputs, tolerance: 0.0 });
     let mut add = |name, task: Box<dyn Fn() -> Task>, input: Datablock, tolerance| {
         out.push(Work { name, task, inputs: vec![input], tolerance });
     };
-    let n = scale << 20;
     add("histogram", Box::new(move || histogram::task(n)), bytes(&picture(256, n / 1024)?)?, 0.0);
     add("grep", Box::new(move || grep::task(n)), bytes(&text(n))?, 0.0);
     let (wide, high) = (128, 64 * scale);
@@ -88,6 +95,20 @@ mod tests {
         for w in all(1).unwrap() {
             let out = rt.accelerate(1, &w.task).unwrap().call(&w.inputs).unwrap();
             match w.name {
+                "aes" => {
+                    use xts_mode::{Xts128, get_tweak_default};
+                    let key: [u8; 64] = std::array::from_fn(|i| (i * 37 + 11) as u8);
+                    let halves = key.split_at(32);
+                    let cipher = |k: &[u8]| <::aes::Aes256 as ::aes::cipher::KeyInit>::new_from_slice(k).unwrap();
+                    let mut wanted: Vec<u8> = bytemuck::cast_slice(w.inputs[0].as_slice::<u32>().unwrap()).to_vec();
+                    Xts128::new(cipher(halves.0), cipher(halves.1)).encrypt_area(
+                        &mut wanted,
+                        aes::SECTOR,
+                        0,
+                        get_tweak_default,
+                    );
+                    assert!(bytemuck::cast_slice::<u32, u8>(out[0].as_slice().unwrap()) == wanted);
+                }
                 "histogram" => {
                     let sum: u32 = out[0].as_slice::<u32>().unwrap().iter().sum();
                     assert_eq!(sum, 1 << 20);

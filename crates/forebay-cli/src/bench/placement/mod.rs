@@ -211,7 +211,7 @@ fn contention(rows: &mut Vec<Row>) -> Result<()> {
             }
         }
         drop(load);
-        let mut row = Row::new(format!("five workloads at once, beside {what}"), "calls/s", None);
+        let mut row = Row::new(format!("six workloads at once, beside {what}"), "calls/s", None);
         for ((name, _), s) in ways.iter().zip(samples) {
             let s = median(s);
             if *name == "adaptive" { row.ours = Some(s) } else { row = row.peer(name, Some(s)) }
