@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_void};
 
 use forebay::{Datablock, Template};
 
-use crate::{Failure, give, invalid, known, put, shared, status, take, text};
+use crate::{Failure, free, give, invalid, known, put, shared, status, text};
 
 /// A unit of data.
 pub struct forebay_block(pub(crate) Datablock);
@@ -127,6 +127,6 @@ pub unsafe extern "C" fn forebay_block_share(block: *const forebay_block, other:
 /// As the rules say.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn forebay_block_free(block: *mut forebay_block) {
-    // SAFETY: C's promise. NULL is nothing to free.
-    drop(unsafe { take(block, "the block") });
+    // SAFETY: C's promise.
+    unsafe { free(block) };
 }

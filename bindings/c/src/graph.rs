@@ -6,7 +6,7 @@ use std::path::Path;
 use forebay::{Drain, Feed, Graph, TaskId};
 
 use crate::task::forebay_task;
-use crate::{Failure, give, invalid, known, put, status, take, text};
+use crate::{Failure, free, give, invalid, known, put, status, take, text};
 
 /// A graph under construction.
 pub struct forebay_graph {
@@ -61,8 +61,8 @@ pub unsafe extern "C" fn forebay_graph_load(path: *const c_char, graph: *mut *mu
 /// As the rules say.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn forebay_graph_free(graph: *mut forebay_graph) {
-    // SAFETY: C's promise. NULL is nothing to free.
-    drop(unsafe { take(graph, "the graph") });
+    // SAFETY: C's promise.
+    unsafe { free(graph) };
 }
 
 /// Adds a task, and takes it.

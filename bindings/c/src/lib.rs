@@ -114,6 +114,18 @@ pub(crate) unsafe fn take<T>(p: *mut T, what: &str) -> Result<T, Failure> {
     Ok(*unsafe { Box::from_raw(p) })
 }
 
+/// Takes something back for good; NULL is nothing to free.
+///
+/// # Safety
+/// As [`take`].
+pub(crate) unsafe fn free<T>(p: *mut T) {
+    // What ends with it may run code of others.
+    let _ = catch_unwind(AssertUnwindSafe(|| {
+        // SAFETY: the caller's promise.
+        drop(unsafe { take(p, "") });
+    }));
+}
+
 /// Gives something to C.
 ///
 /// # Safety

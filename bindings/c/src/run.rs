@@ -10,7 +10,7 @@ use forebay::{Datablock, Drain, Feed, Kind, Mode, Running, Runtime};
 use crate::block::forebay_block;
 use crate::graph::forebay_graph;
 use crate::task::forebay_task;
-use crate::{Failure, give, invalid, put, shared, status, take, text};
+use crate::{Failure, free, give, invalid, put, shared, status, take, text};
 
 /// Waits for as long as it takes.
 pub const FOREBAY_FOREVER: i64 = -1;
@@ -58,8 +58,8 @@ pub unsafe extern "C" fn forebay_runtime_new(
 /// As the rules say.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn forebay_runtime_free(runtime: *mut forebay_runtime) {
-    // SAFETY: C's promise. NULL is nothing to free.
-    drop(unsafe { take(runtime, "the runtime") });
+    // SAFETY: C's promise.
+    unsafe { free(runtime) };
 }
 
 /// How many devices a runtime has, the CPU included.
@@ -96,8 +96,8 @@ pub unsafe extern "C" fn forebay_start(
 /// As the rules say. Nobody else is in a call with it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn forebay_running_free(running: *mut forebay_running) {
-    // SAFETY: C's promise. NULL is nothing to free.
-    drop(unsafe { take(running, "the graph") });
+    // SAFETY: C's promise.
+    unsafe { free(running) };
 }
 
 fn nth<T: Copy>(all: &[T], n: u32, what: &str) -> Result<T, Failure> {
@@ -143,6 +143,10 @@ pub unsafe extern "C" fn forebay_pull(
 ) -> i32 {
     // SAFETY: C's promises.
     status(|| unsafe {
+        if block.is_null() {
+            // Before anything is pulled that nobody would get.
+            return Err(invalid("the place for the block is NULL"));
+        }
         let r = shared(running, "the graph")?;
         let drain = nth(&r.drains, drain, "drain")?;
         let b = match wait_ms {
@@ -253,6 +257,6 @@ pub unsafe extern "C" fn forebay_call(
 /// As the rules say. Nobody else is in a call with it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn forebay_accelerated_free(task: *mut forebay_accelerated) {
-    // SAFETY: C's promise. NULL is nothing to free.
-    drop(unsafe { take(task, "the task") });
+    // SAFETY: C's promise.
+    unsafe { free(task) };
 }

@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_void};
 use forebay::{Arg, Geometry, Invocation, Kind, Launch, Source, Task, TaskError};
 
 use crate::block::template;
-use crate::{Failure, give, invalid, known, put, status, take, text};
+use crate::{Failure, free, give, invalid, known, put, status, text};
 
 /// A task under construction; each call replaces what is inside.
 pub struct forebay_task(pub(crate) Task);
@@ -68,8 +68,8 @@ pub unsafe extern "C" fn forebay_task_new(name: *const c_char, task: *mut *mut f
 /// As the rules say.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn forebay_task_free(task: *mut forebay_task) {
-    // SAFETY: C's promise. NULL is nothing to free.
-    drop(unsafe { take(task, "the task") });
+    // SAFETY: C's promise.
+    unsafe { free(task) };
 }
 
 /// Adds an input port.

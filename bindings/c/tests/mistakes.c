@@ -142,6 +142,7 @@ int main(int argc, char **argv) {
   EXPECT(FOREBAY_AGAIN, forebay_pull(run, 0, 0, &b), "a.y");
   EXPECT(FOREBAY_AGAIN, forebay_pull(run, 0, 20, &b), "a.y");
   EXPECT(FOREBAY_INVALID, forebay_pull(run, 1, 0, &b), "drain 1");
+  EXPECT(FOREBAY_INVALID, forebay_pull(run, 0, FOREBAY_FOREVER, NULL), "NULL");
   const uint32_t x[3] = {1, 2, 3};
   GOOD(forebay_block_new("u32<=4", x, sizeof x, &b));
   GOOD(forebay_push(run, 0, b, FOREBAY_FOREVER));

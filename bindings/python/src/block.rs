@@ -132,9 +132,14 @@ impl Block {
             let size = if size == 1 { *s } else { size };
             (*s == size).then_some(size * n)
         });
-        let strided = flags & ffi::PyBUF_STRIDES == ffi::PyBUF_STRIDES;
-        if contiguous.is_none() && !strided {
+        let asked = |what: c_int| flags & what == what;
+        let strided = asked(ffi::PyBUF_STRIDES);
+        let in_order = !strided || asked(ffi::PyBUF_C_CONTIGUOUS) || asked(ffi::PyBUF_ANY_CONTIGUOUS);
+        if contiguous.is_none() && (in_order || asked(ffi::PyBUF_F_CONTIGUOUS)) {
             return Err(PyBufferError::new_err("its rows have gaps, which the reader does not allow for"));
+        }
+        if asked(ffi::PyBUF_F_CONTIGUOUS) && shape.shape.len() > 1 {
+            return Err(PyBufferError::new_err("its rows, not its columns, lie one after the other"));
         }
         // Waits for whoever makes it on a device.
         let bytes = slf.py().detach(|| b.as_bytes()).map_err(raise)?;

@@ -41,7 +41,7 @@ fn call(
     inv: &mut Invocation<'_>,
 ) -> Result<(), TaskError> {
     let blocks = inputs.iter().map(|p| Ok(inv.block(p.as_str())?.clone())).collect::<Result<Vec<_>, TaskError>>()?;
-    Python::attach(|py| {
+    let called = Python::try_attach(|py| {
         let failed = |e: PyErr| TaskError::from(e.to_string());
         let args = blocks.into_iter().map(|inner| Bound::new(py, Block { inner })).collect::<PyResult<Vec<_>>>();
         let args = PyTuple::new(py, args.map_err(failed)?).map_err(failed)?;
@@ -67,7 +67,8 @@ fn call(
             }
         }
         Ok(())
-    })
+    });
+    called.unwrap_or_else(|| Err("Python is ending".into()))
 }
 
 #[pymethods]

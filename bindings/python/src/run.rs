@@ -173,7 +173,8 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        Python::attach(|py| self.close(py));
+        // Without an interpreter nothing of it runs any more that could be waited for.
+        let _ = Python::try_attach(|py| self.close(py));
     }
 }
 
@@ -211,6 +212,6 @@ impl Accelerated {
 impl Drop for Accelerated {
     fn drop(&mut self) {
         let task = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
-        Python::attach(|py| py.detach(|| drop(task)));
+        let _ = Python::try_attach(|py| py.detach(|| drop(task)));
     }
 }

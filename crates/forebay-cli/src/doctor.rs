@@ -1,6 +1,7 @@
 //! `forebay doctor`: which devices are usable, and why others are not.
 
 use forebay::Kind;
+use forebay_rm::{Client, Rm as _, SwitchLog};
 use std::sync::Arc;
 
 use forebay::hal::{Device, conformance, cuda::Nvrtc, discover};
@@ -53,13 +54,29 @@ fn service() {
         }
         Err(e) => crate::say(&format!("service: does not answer as it should: {e}")),
     }
-    let hardware = if !std::path::Path::new("/dev/nvidiactl").exists() {
-        "no NVIDIA driver: /dev/nvidiactl is not there"
-    } else {
-        "not in this version: the way is written and tested on a model of the driver only"
-    };
-    crate::say(&format!("  hardware (suspension, slices): not usable: {hardware}"));
+    match forebay_rm::Host.cards() {
+        Err(e) => crate::say(&format!("  hardware (suspension, slices): not usable: {e}")),
+        Ok(cards) => {
+            cards.iter().for_each(|c| crate::say(&format!("  hardware, GPU {}: {}", c.minor, hardware(c.minor))))
+        }
+    }
     crate::say("  lock (the CUDA driver's process lock): not in this version");
+    match forebay::hal::cuda::checkpoint::Checkpoints::open() {
+        Ok(_) => crate::say("  checkpoint: the driver has it"),
+        Err(e) => crate::say(&format!("  checkpoint: not usable: {e}")),
+    }
+}
+
+/// What stands for and against dividing a GPU. Nothing is changed but that its log is on for a moment.
+fn hardware(gpu: u32) -> String {
+    let own = match Client::open(Arc::new(forebay_rm::Host), gpu) {
+        Ok(own) => Arc::new(own),
+        Err(e) => return format!("not usable: {e}"),
+    };
+    match SwitchLog::open(&own) {
+        Ok(_) => format!("its driver and its log answer: sudo forebay service --gpu {gpu} (experimental)"),
+        Err(e) => format!("its log of context switches is not to be had, which takes root: {e}"),
+    }
 }
 
 /// Prints the devices, runs the conformance suite on each, and names what is missing.

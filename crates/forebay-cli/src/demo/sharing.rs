@@ -60,7 +60,9 @@ pub fn run(o: &Options) -> Result<(), String> {
     let live = !o.json && std::io::stderr().is_terminal();
     let picture = if live { indicatif::ProgressBar::new_spinner() } else { indicatif::ProgressBar::hidden() };
     let act = |name: &'static str, served: bool, hog: bool| -> Result<Act, String> {
-        let stage = Stage::new(served)?;
+        // An NVIDIA GPU's time is divided for any program, which takes root; elsewhere programs ask before they work.
+        let gpu: &[&str] = if o.device == Kind::Cuda { &["--gpu", "0"] } else { &[] };
+        let stage = Stage::with(served, gpu)?;
         let first = stage.program(o.device, TASK_US, Some(PERIOD_MS))?;
         let second = hog.then(|| stage.program(o.device, HOG_TASK_US, None)).transpose()?;
         if let Some(second) = second.as_ref().filter(|_| served) {
