@@ -10,7 +10,7 @@
 //!    process. No notification is asked for: the driver would trust whatever number it is given.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use crate::client::Client;
 use crate::error::{Error, Result, check};
@@ -138,8 +138,11 @@ impl SwitchLog {
     fn put(&self) -> Result<u32> {
         let nothing = Error::Call { call: "read the switch log", why: std::io::ErrorKind::InvalidData.into() };
         let Some(header) = self.header.at::<Header>(0) else { return Err(nothing) };
-        // SAFETY: inside the window and aligned; the driver writes it while we read, hence the atomic.
-        let put = unsafe { AtomicU32::from_ptr((&raw const (*header).put).cast_mut()) }.load(Ordering::Acquire);
+        // SAFETY: inside the window and aligned; the driver writes it while we read, hence the atomic. The memory is mapped
+        // for reading only, where no more than relaxed loads are allowed.
+        let put = unsafe { AtomicU32::from_ptr((&raw const (*header).put).cast_mut()) }.load(Ordering::Relaxed);
+        // Records up to there are read after it.
+        fence(Ordering::Acquire);
         if put < RECORDS { Ok(put) } else { Err(nothing) }
     }
 

@@ -286,8 +286,12 @@ impl Server {
         let failed = |what: &str, e: forebay_rm::Error| io(format!("GPU {gpu}{what}"))(std::io::Error::other(e));
         let own = Arc::new(Client::open(rm.clone(), gpu).map_err(|e| failed("", e))?);
         let log = LogMeter::open(own.clone());
-        let meter =
-            Box::new(log.map_err(|e| failed(" has no log of context switches, so nobody's share is known", e))?);
+        let meter = Box::new(log.map_err(|e| {
+            failed(
+                " cannot be divided: without its log of context switches, which takes root, nobody's share is known",
+                e,
+            )
+        })?);
         let agent = Agent::guarded(own, meter as Box<dyn Meter>, guardian.ledger.clone());
         if self.service.add_gpu(&format!("gpu{gpu}"), agent, Source::Switches).is_none() {
             return Err(io(format!("GPU {gpu}"))(std::io::Error::other("there are too many devices")));

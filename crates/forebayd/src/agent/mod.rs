@@ -8,7 +8,7 @@
 //!    could never show that it has work again.
 //! 3. An owner that uses less than [`IDLE_PERCENT`] of its window is idle, and the next window is somebody else's. Whoever
 //!    was off has used nothing, even if its context was still there (nobody else came).
-//! 4. `interactive` processes are never suspended, and `suspended` ones always are.
+//! 4. `interactive` processes are never suspended while they are first in line (rule 7), and `suspended` ones always are.
 //! 5. While there is an interactive process that is first in line, the others' slices are short: the hardware lets it
 //!    through within a few hundred µs, in anybody's window.
 //! 6. One that comes back as soon as it is its turn again ([`BURST_AWAY_NS`]) has the GPU to itself for
