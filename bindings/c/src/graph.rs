@@ -3,10 +3,10 @@
 use std::ffi::c_char;
 use std::path::Path;
 
-use forebay::{Drain, Feed, Graph, TaskId};
+use forebay::{Drain, Feed, Graph};
 
 use crate::task::forebay_task;
-use crate::{Failure, free, give, invalid, known, put, status, take, text};
+use crate::{free, give, known, put, status, take, text};
 
 /// A graph under construction.
 pub struct forebay_graph {
@@ -18,13 +18,6 @@ pub struct forebay_graph {
 
 fn fresh(graph: Graph) -> forebay_graph {
     forebay_graph { graph, feeds: Vec::new(), drains: Vec::new() }
-}
-
-/// The task and port that "task.port" names.
-fn end<'a>(g: &Graph, name: &'a str) -> Result<(TaskId, &'a str), Failure> {
-    let (task, port) = name.split_once('.').ok_or_else(|| invalid(&format!("{name:?} is not TASK.PORT")))?;
-    let id = g.find(task).ok_or_else(|| invalid(&format!("graph {:?} has no task {task:?}", g.name())))?;
-    Ok((id, port))
 }
 
 /// Makes an empty graph.
@@ -94,7 +87,7 @@ pub unsafe extern "C" fn forebay_graph_connect(
     status(|| unsafe {
         let g = known(graph, "the graph")?;
         let (from, to) = (text(from, "the beginning")?, text(to, "the end")?);
-        let (from, to) = (end(&g.graph, from)?, end(&g.graph, to)?);
+        let (from, to) = (g.graph.end(from)?, g.graph.end(to)?);
         Ok(g.graph.connect_with(from, to, capacity, forebay::Predicate::Always)?)
     })
 }
@@ -114,7 +107,7 @@ pub unsafe extern "C" fn forebay_graph_feed(
     // SAFETY: C's promises.
     status(|| unsafe {
         let g = known(graph, "the graph")?;
-        let to = end(&g.graph, text(to, "the end")?)?;
+        let to = g.graph.end(text(to, "the end")?)?;
         g.feeds.push(g.graph.feed(to, capacity)?);
         put(feed, g.feeds.len() as u32 - 1)
     })
@@ -134,7 +127,7 @@ pub unsafe extern "C" fn forebay_graph_drain(
     // SAFETY: C's promises.
     status(|| unsafe {
         let g = known(graph, "the graph")?;
-        let from = end(&g.graph, text(from, "the beginning")?)?;
+        let from = g.graph.end(text(from, "the beginning")?)?;
         g.drains.push(g.graph.drain(from, capacity)?);
         put(drain, g.drains.len() as u32 - 1)
     })

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_void};
 
-use forebay::{Arg, Geometry, Invocation, Kind, Launch, Source, Task, TaskError};
+use forebay::{Arg, Geometry, Invocation, Kind, Task, TaskError};
 
 use crate::block::template;
 use crate::{Failure, free, give, invalid, known, put, status, text};
@@ -44,11 +44,12 @@ impl Drop for User {
 ///
 /// # Safety
 /// NULL, or a task that nobody else uses now.
-unsafe fn with(task: *mut forebay_task, f: impl FnOnce(Task) -> Result<Task, Failure>) -> Result<(), Failure> {
+unsafe fn with(task: *mut forebay_task, f: impl FnOnce(Task) -> Task) -> Result<(), Failure> {
     // SAFETY: the caller's promise.
     let t = unsafe { known(task, "the task")? };
+    // In between there is another one in its place; `f` cannot fail and leave that there.
     let old = std::mem::replace(&mut t.0, Task::new("gone"));
-    t.0 = f(old)?;
+    t.0 = f(old);
     Ok(())
 }
 
@@ -81,7 +82,7 @@ pub unsafe extern "C" fn forebay_task_input(task: *mut forebay_task, port: *cons
     // SAFETY: C's promises.
     status(|| unsafe {
         let (port, t) = (text(port, "the port")?, template(of)?);
-        with(task, |k| Ok(k.input(port, t)))
+        with(task, |k| k.input(port, t))
     })
 }
 
@@ -94,7 +95,7 @@ pub unsafe extern "C" fn forebay_task_sticky(task: *mut forebay_task, port: *con
     // SAFETY: C's promises.
     status(|| unsafe {
         let (port, t) = (text(port, "the port")?, template(of)?);
-        with(task, |k| Ok(k.sticky(port, t)))
+        with(task, |k| k.sticky(port, t))
     })
 }
 
@@ -107,7 +108,7 @@ pub unsafe extern "C" fn forebay_task_output(task: *mut forebay_task, port: *con
     // SAFETY: C's promises.
     status(|| unsafe {
         let (port, t) = (text(port, "the port")?, template(of)?);
-        with(task, |k| Ok(k.output(port, t)))
+        with(task, |k| k.output(port, t))
     })
 }
 
@@ -120,7 +121,7 @@ pub unsafe extern "C" fn forebay_task_inout(task: *mut forebay_task, port: *cons
     // SAFETY: C's promises.
     status(|| unsafe {
         let (port, t) = (text(port, "the port")?, template(of)?);
-        with(task, |k| Ok(k.inout(port, t)))
+        with(task, |k| k.inout(port, t))
     })
 }
 
@@ -153,7 +154,7 @@ pub unsafe extern "C" fn forebay_task_host(
             }
         };
         // SAFETY: C's promise.
-        unsafe { with(task, |k| Ok(k.host(call))) }
+        unsafe { with(task, |k| k.host(call)) }
     })
 }
 
@@ -186,17 +187,7 @@ pub unsafe extern "C" fn forebay_task_kernel(
             true => None,
             false => Some(text(kind, "the kind")?.parse::<Kind>().map_err(|why| invalid(&why))?),
         };
-        let (source, kinds) = match kind {
-            None => (Source::Portable(source.into()), &[Kind::OpenCl, Kind::Cuda][..]),
-            Some(Kind::OpenCl) => (Source::OpenClC(source.into()), &[Kind::OpenCl][..]),
-            Some(Kind::Cuda) => (Source::CudaCpp(source.into()), &[Kind::Cuda][..]),
-            Some(other) => return Err(invalid(&format!("a {other} device takes no kernel as text"))),
-        };
-        with(task, |k| {
-            let args = args.unwrap_or_else(|| k.port_args());
-            let launch = Launch::new(source, entry, args);
-            Ok(kinds.iter().fold(k, |k, kind| k.kernels(*kind, [launch.clone()])))
-        })
+        Ok(known(task, "the task")?.0.add_kernel(kind, source, entry, args)?)
     })
 }
 
@@ -207,7 +198,7 @@ pub unsafe extern "C" fn forebay_task_kernel(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn forebay_task_priority(task: *mut forebay_task, priority: i32) -> i32 {
     // SAFETY: C's promises.
-    status(|| unsafe { with(task, |k| Ok(k.priority(priority))) })
+    status(|| unsafe { with(task, |k| k.priority(priority)) })
 }
 
 /// Sets the iteration space instead of the one that the templates imply.
@@ -217,7 +208,7 @@ pub unsafe extern "C" fn forebay_task_priority(task: *mut forebay_task, priority
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn forebay_task_geometry(task: *mut forebay_task, x: usize, y: usize, z: usize) -> i32 {
     // SAFETY: C's promises.
-    status(|| unsafe { with(task, |k| Ok(k.geometry(Geometry::new(x, y, z)))) })
+    status(|| unsafe { with(task, |k| k.geometry(Geometry::new(x, y, z))) })
 }
 
 /// The runtime's invocation.

@@ -119,14 +119,15 @@ int main(int argc, char **argv) {
   if (released != 1) return 2;
   GOOD(forebay_task_new("k", &t));
   EXPECT(FOREBAY_INVALID, forebay_task_host(t, NULL, NULL, NULL), "NULL");
-  EXPECT(FOREBAY_INVALID, forebay_task_kernel(t, "cpu", "", "f", NULL), "cpu");
+  EXPECT(FOREBAY_FAILED, forebay_task_kernel(t, "cpu", "", "f", NULL), "cpu");
+  EXPECT(FOREBAY_FAILED, forebay_task_kernel(t, "sim", "", "f", NULL), "\"k\"");
   EXPECT(FOREBAY_INVALID, forebay_task_kernel(t, NULL, "", "f", "u32:x"), "u32");
   forebay_task_free(t);
   GOOD(forebay_graph_new("g", &g));
-  EXPECT(FOREBAY_FAILED, forebay_graph_feed(g, "a.x", 4, &feed) == FOREBAY_INVALID ? FOREBAY_FAILED : 0, "no task");
+  EXPECT(FOREBAY_FAILED, forebay_graph_feed(g, "a.x", 4, &feed), "no such task");
   GOOD(forebay_graph_add(g, task("a", doubles, NULL)));
   EXPECT(FOREBAY_FAILED, forebay_graph_add(g, task("a", doubles, NULL)), "another task");
-  EXPECT(FOREBAY_INVALID, forebay_graph_feed(g, "a", 4, &feed), "TASK.PORT");
+  EXPECT(FOREBAY_FAILED, forebay_graph_feed(g, "a", 4, &feed), "TASK.PORT");
   EXPECT(FOREBAY_FAILED, forebay_graph_feed(g, "a.q", 4, &feed), "q");
   EXPECT(FOREBAY_FAILED, forebay_graph_feed(g, "a.x", 0, &feed), "capacity");
   EXPECT(FOREBAY_FAILED, forebay_graph_connect(g, "a.x", "a.y", 1), "");

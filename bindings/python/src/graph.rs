@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use forebay::{Arg, Drain, Feed, Geometry, Invocation, Kind, Launch, Layout, Source, TaskError, TaskId, Template};
-use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
+use forebay::{Arg, Drain, Feed, Geometry, Invocation, Kind, Layout, TaskError, TaskId, Template};
+use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
@@ -26,9 +26,14 @@ impl Task {
         inner.take().ok_or_else(|| PyRuntimeError::new_err("the task was given away"))
     }
 
-    fn change(&mut self, f: impl FnOnce(forebay::Task) -> PyResult<forebay::Task>) -> PyResult<()> {
+    fn get(&mut self) -> PyResult<&mut forebay::Task> {
+        let inner = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner);
+        inner.as_mut().ok_or_else(|| PyRuntimeError::new_err("the task was given away"))
+    }
+
+    fn change(&mut self, f: impl FnOnce(forebay::Task) -> forebay::Task) -> PyResult<()> {
         let t = self.take()?;
-        self.inner = Mutex::new(Some(f(t)?));
+        self.inner = Mutex::new(Some(f(t)));
         Ok(())
     }
 }
@@ -91,15 +96,15 @@ impl Task {
             d.map_or(Ok(Vec::new()), |d| d.iter().map(pair).collect())
         };
         for (n, t) in ports(inputs)? {
-            made.change(|k| Ok(k.input(&n, t)))?;
+            made.change(|k| k.input(&n, t))?;
             made.inputs.push(n);
         }
         for (n, t) in ports(sticky)? {
-            made.change(|k| Ok(k.sticky(&n, t)))?;
+            made.change(|k| k.sticky(&n, t))?;
             made.inputs.push(n);
         }
         for (n, t) in ports(outputs)? {
-            made.change(|k| Ok(k.output(&n, t)))?;
+            made.change(|k| k.output(&n, t))?;
             made.outputs.push((n, t));
         }
         Ok(made)
@@ -113,7 +118,7 @@ impl Task {
         }
         let back = function.clone_ref(py);
         let (inputs, outputs) = (self.inputs.clone(), self.outputs.clone());
-        self.change(|k| Ok(k.host(move |inv| call(&function, &inputs, &outputs, inv))))?;
+        self.change(|k| k.host(move |inv| call(&function, &inputs, &outputs, inv)))?;
         Ok(back)
     }
 
@@ -123,27 +128,18 @@ impl Task {
     fn kernel(&mut self, source: &str, entry: &str, args: Option<Vec<String>>, kind: Option<&str>) -> PyResult<()> {
         let kind = kind.map(word::<Kind>).transpose()?;
         let args = args.map(|all| all.iter().map(|a| word::<Arg>(a)).collect::<PyResult<Vec<_>>>()).transpose()?;
-        let (source, kinds) = match kind {
-            None => (Source::Portable(source.into()), &[Kind::OpenCl, Kind::Cuda][..]),
-            Some(Kind::OpenCl) => (Source::OpenClC(source.into()), &[Kind::OpenCl][..]),
-            Some(Kind::Cuda) => (Source::CudaCpp(source.into()), &[Kind::Cuda][..]),
-            Some(other) => return Err(PyValueError::new_err(format!("a {other} device takes no kernel as text"))),
-        };
-        self.change(|k| {
-            let launch = Launch::new(source, entry, args.unwrap_or_else(|| k.port_args()));
-            Ok(kinds.iter().fold(k, |k, kind| k.kernels(*kind, [launch.clone()])))
-        })
+        self.get()?.add_kernel(kind, source, entry, args).map_err(raise)
     }
 
     /// Sets the static priority: more comes first.
     fn priority(&mut self, priority: i32) -> PyResult<()> {
-        self.change(|k| Ok(k.priority(priority)))
+        self.change(|k| k.priority(priority))
     }
 
     /// Sets the iteration space instead of the one that the templates imply.
     #[pyo3(signature = (x, y = 1, z = 1))]
     fn geometry(&mut self, x: usize, y: usize, z: usize) -> PyResult<()> {
-        self.change(|k| Ok(k.geometry(Geometry::new(x, y, z))))
+        self.change(|k| k.geometry(Geometry::new(x, y, z)))
     }
 }
 
@@ -168,9 +164,7 @@ impl Graph {
     }
 
     fn end<'a>(&mut self, name: &'a str) -> PyResult<(TaskId, &'a str)> {
-        let g = self.graph()?;
-        let found = name.split_once('.').and_then(|(task, port)| Some((g.find(task)?, port)));
-        found.ok_or_else(|| PyValueError::new_err(format!("{name:?} is no TASK.PORT of graph {:?}", g.name())))
+        self.graph()?.end(name).map_err(raise)
     }
 }
 

@@ -159,8 +159,13 @@ class Graphs(unittest.TestCase):
             forebay.Task("u").host(3)
         with self.assertRaises(ValueError):
             forebay.Task("u", inputs={"x": "f32"})
-        with self.assertRaises(ValueError):
-            forebay.Task("u").kernel("", "f", kind="cpu")
+        u = task("u")
+        with self.assertRaisesRegex(ValueError, "opencl and cuda"):
+            u.kernel("", "f", kind="cpu")
+        # It is as it was.
+        with started(u, name="u") as run:
+            run.push(array("f", [4] * 8))
+            self.assertEqual(memoryview(run.pull())[0], 8)
         with self.assertRaises(ValueError):
             forebay.Runtime("toaster")
         with self.assertRaises(ValueError):

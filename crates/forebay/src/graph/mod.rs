@@ -162,6 +162,16 @@ impl Graph {
         self.names.get(name).map(|&i| TaskId(i))
     }
 
+    /// The task, and the name of its port, that `TASK.PORT` names; whether there is such a port the next call says.
+    ///
+    /// # Errors
+    /// [`Error::Name`] for a name without a dot, or of no task.
+    pub fn end<'a>(&self, name: &'a str) -> Result<(TaskId, &'a str)> {
+        let wrong = |why| Error::Name { what: "end of a channel", name: name.into(), why };
+        let (task, port) = name.split_once('.').ok_or_else(|| wrong("it is not TASK.PORT"))?;
+        Ok((self.find(task).ok_or_else(|| wrong("the graph has no such task"))?, port))
+    }
+
     fn task(&self, id: TaskId) -> Result<&Task> {
         self.tasks.get(id.0 as usize).ok_or_else(|| Error::NoSuch { what: "task", graph: self.name.clone() })
     }

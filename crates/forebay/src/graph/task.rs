@@ -337,6 +337,26 @@ impl Task {
         self.kernels(Kind::OpenCl, [launch.clone()]).kernels(Kind::Cuda, [launch])
     }
 
+    /// Adds an implementation: a kernel as text, for devices of one kind (OpenCL C, CUDA C++) or, without one, the portable
+    /// subset for both; with these arguments, or with the ports as [`Task::port_args`] has them.
+    ///
+    /// # Errors
+    /// [`Error::Task`] for a kind of device that takes no text; the task is as it was then.
+    pub fn add_kernel(&mut self, kind: Option<Kind>, text: &str, entry: &str, args: Option<Vec<Arg>>) -> Result<()> {
+        let (source, kinds) = match kind {
+            None => (Source::Portable(text.into()), &[Kind::OpenCl, Kind::Cuda][..]),
+            Some(Kind::OpenCl) => (Source::OpenClC(text.into()), &[Kind::OpenCl][..]),
+            Some(Kind::Cuda) => (Source::CudaCpp(text.into()), &[Kind::Cuda][..]),
+            Some(other) => {
+                let why = format!("a {other} device takes no kernel as text; opencl and cuda do");
+                return Err(Error::Task { task: self.name.clone(), why });
+            }
+        };
+        let launch = Launch::new(source, entry, args.unwrap_or_else(|| self.port_args()));
+        self.impls.extend(kinds.iter().map(|kind| Impl::Kernels(*kind, vec![launch.clone()])));
+        Ok(())
+    }
+
     /// The templates of its input ports, in order of declaration; meta and initializer ports are left out.
     pub fn input_templates(&self) -> Vec<Template> {
         let takes = |p: &&InPort| matches!(p.kind, PortKind::Input | PortKind::Sticky);
