@@ -68,7 +68,8 @@ pub(crate) fn status(body: impl FnOnce() -> Result<(), Failure>) -> i32 {
         Err(_) => Failure(FOREBAY_INTERNAL, "a mistake inside Forebay".into()),
     };
     let why = CString::new(why.replace('\0', " ")).unwrap_or_default();
-    REASON.with(|r| *r.borrow_mut() = why);
+    // A thread that ends has no reasons any more.
+    let _ = REASON.try_with(|r| *r.borrow_mut() = why);
     code
 }
 
@@ -155,7 +156,7 @@ pub(crate) unsafe fn put<T>(to: *mut T, what: T) -> Result<(), Failure> {
 /// Why this thread's last call that failed did so; valid until it calls something else. Never NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn forebay_error() -> *const c_char {
-    REASON.with(|r| r.borrow().as_ptr())
+    REASON.try_with(|r| r.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
 /// Forebay's version, as "0.1.0".

@@ -466,6 +466,37 @@ fn data_moves_between_devices_only_when_it_must() {
 }
 
 #[test]
+fn a_traced_graph_tells_its_invocations_and_copies_and_one_that_is_not_tells_nothing() {
+    let n = 1000;
+    let graph = || {
+        let mut g = Graph::new("traced");
+        let t = g.add(affine_task("t", n, &[Kind::Sim])).unwrap();
+        let ends = (g.feed((t, "x"), 2).unwrap(), g.drain((t, "y"), 2).unwrap());
+        (g, ends)
+    };
+    for traced in [false, true] {
+        let rt = Runtime::builder().devices(vec![Arc::new(SimDevice::new(Model::default()))]).build().unwrap();
+        let (g, (feed, drain)) = graph();
+        let run = if traced { rt.start_traced(g) } else { rt.start(g) }.unwrap();
+        run.push(feed, Datablock::from_slice(Template::array::<u32>([n]), &vec![1u32; n]).unwrap()).unwrap();
+        let out = run.pull(drain).unwrap();
+        assert_eq!(out.as_slice::<u32>().unwrap()[0], 3);
+        let ((spans, no_room), (copies, no_room_either)) = (run.take_trace(), run.take_copies());
+        assert_eq!((no_room, no_room_either), (0, 0));
+        if !traced {
+            assert!(spans.is_empty() && copies.is_empty());
+            continue;
+        }
+        assert_eq!(spans.iter().map(|s| (s.task, s.device)).collect::<Vec<_>>(), [(0, 1)]);
+        // In, and out for the program; one after the other.
+        let told: Vec<_> = copies.iter().map(|c| (c.device, c.to_device, c.bytes)).collect();
+        assert_eq!(told, [(1, true, 4 * n as u64), (1, false, 4 * n as u64)]);
+        assert!(copies[0].begin_ns <= copies[0].end_ns && copies[0].end_ns <= copies[1].begin_ns);
+        assert!(run.take_copies().0.is_empty(), "they are told once");
+    }
+}
+
+#[test]
 fn results_that_the_program_reads_are_sent_to_it_ahead() {
     let rt = Runtime::builder().devices(vec![Arc::new(SimDevice::new(Model::default()))]).build().unwrap();
     let n = 1000;
