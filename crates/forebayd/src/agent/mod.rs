@@ -46,8 +46,8 @@ const AVERAGE: u64 = 16;
 /// Away for less than this: the turn of another with a short slice, and both switches.
 pub const BURST_AWAY_NS: u64 = 1_000_000;
 /// For so long an interactive process that bursts has the GPU to itself. It could not show in the meantime that it has
-/// nothing to do any more.
-pub const BURST_WINDOW_NS: u64 = 60_000_000;
+/// nothing to do any more. Of its kernels of 100 µs fewer than one in a hundred then meets others in between.
+pub const BURST_WINDOW_NS: u64 = 100_000_000;
 /// Then for so long others are there as well.
 pub const PROBE_NS: u64 = 2_000_000;
 /// An owner may be alone for so long while others wait.

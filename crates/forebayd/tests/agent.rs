@@ -1,0 +1,51 @@
+//! The agent by itself, on the fake of the driver, in the model's own time.
+
+use std::sync::Arc;
+
+use forebay_policy::share::Class;
+use forebay_rm::Client;
+use forebay_rm::fake::{FakeRm, Load};
+use forebayd::accounts::LogMeter;
+use forebayd::agent::{Agent, BURST_WINDOW_NS};
+
+/// Lets `us` pass in the agent's windows; the longest of them, ns.
+fn pass(rm: &FakeRm, agent: &mut Agent<LogMeter>, us: u64) -> u64 {
+    let (mut left, mut longest) = (us, 0);
+    while left > 0 {
+        let wanted = agent.begin().map_or(25_000_000, |w| w.length_ns);
+        let length = (wanted / 1000).min(left).max(1);
+        rm.run(length);
+        agent.end(length * 1000);
+        longest = longest.max(wanted);
+        left -= length;
+    }
+    longest
+}
+
+#[test]
+fn one_that_comes_back_at_once_has_the_gpu_to_itself_while_its_reserve_lasts_and_no_longer() {
+    let rm = FakeRm::default();
+    rm.start(10, 1, 1, Load { kernel_us: 100, depth: 1, think_us: 20 });
+    rm.start(20, 1, 1, Load::saturating(20_000));
+    let own = Arc::new(Client::open(Arc::new(rm.clone()), 0).unwrap());
+    let mut agent = Agent::new(own.clone(), LogMeter::open(own).unwrap());
+    agent.adopt(10, Class::Interactive, 0).unwrap();
+    agent.adopt(20, Class::Background, 0).unwrap();
+    // Until it is known for what it is.
+    pass(&rm, &mut agent, 60_000);
+    rm.latencies(10);
+    let before = rm.gpu_time(20).unwrap();
+    assert_eq!(pass(&rm, &mut agent, 250_000), BURST_WINDOW_NS);
+    let mut took = rm.latencies(10);
+    took.sort_unstable();
+    let at = |q: usize| took[took.len() * q / 100];
+    // Alone it takes 100 µs; with the driver's own turns it would wait for 2 ms each time.
+    assert!(took.len() > 1500 && at(99) <= 120, "{} times, {} µs, {} µs", took.len(), at(98), at(99));
+    assert!(rm.gpu_time(20).unwrap() - before < 25_000, "the other one had {} µs", rm.gpu_time(20).unwrap() - before);
+    // In the long run a normal process beside it has what the reserve leaves it, and so has it.
+    agent.adopt(20, Class::Normal, 0).unwrap();
+    let had = [10, 20].map(|pid| rm.gpu_time(pid).unwrap());
+    pass(&rm, &mut agent, 10_000_000);
+    let had = [0, 1].map(|i| rm.gpu_time([10, 20][i]).unwrap() - had[i]);
+    assert!(had.iter().all(|us| *us > 2_500_000), "{had:?} µs of 10 s");
+}
