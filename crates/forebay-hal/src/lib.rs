@@ -152,6 +152,11 @@ pub trait Device: Send + Sync {
         &[Method::Engine]
     }
 
+    /// Copies of at least so many bytes run beside kernels that do not use the same memory; [`usize::MAX`] if none do.
+    fn copies_beside(&self) -> usize {
+        usize::MAX
+    }
+
     /// What it could not do that others of its kind can, and why, as far as that has been tried.
     fn without(&self) -> Vec<String> {
         Vec::new()

@@ -41,6 +41,8 @@ fn cuda() {
     if !stand_in::is_here() {
         return check_kind(Kind::Cuda);
     }
+    // SAFETY: nothing else runs in this process.
+    unsafe { std::env::set_var("STAND_IN_DELAYS", "1") };
     let rm = FakeRm::default();
     cuda::use_rm(Arc::new(rm.clone()));
     check_kind(Kind::Cuda);

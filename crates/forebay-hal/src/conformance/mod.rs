@@ -3,6 +3,8 @@
 //! [`run`] returns a line per check, so that a host without a toolchain can run it from a binary
 //! (`forebay bench conformance`), and a test can assert on it.
 
+mod mixed;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -44,6 +46,8 @@ const CHECKS: &[(&str, Check)] = &[
     ("memory is given back", accounting),
     ("queues of one device work from several threads", threads),
     ("empty buffers and copies", empty),
+    ("large copies run beside a kernel that does not use their memory", mixed::beside),
+    ("large copies, kernels and functions of the host, mixed, leave the bytes of their order", mixed::mixed),
     ("a list of launches runs in its order of data, again, with other buffers and another shape", lists),
 ];
 
@@ -75,6 +79,11 @@ KERNEL void scalars(GLOBAL float *out, uint a, int b, float c, ulong d) {
 KERNEL void twice(GLOBAL const uint *in, GLOBAL uint *out, uint n) {
   uint i = gid_x();
   if (i < n) out[i] = 2u * in[i] + 1u;
+}
+KERNEL void linger(GLOBAL volatile uint *flag, GLOBAL uint *out, uint limit) {
+  uint i = 0;
+  if (gid_x() == 0) while (flag[0] == 0u && i < limit) i++;
+  if (gid_x() == 0) out[0] = flag[0] != 0u;
 }
 ";
 

@@ -6,6 +6,7 @@
 
 pub mod checkpoint;
 mod graph;
+mod lanes;
 mod nvrtc;
 mod queue;
 mod sys;
@@ -134,6 +135,21 @@ pub struct CudaDevice {
     modules: Loaded<CudaModule>,
     copy: CopyKernel,
     windows: Windows,
+    /// Copies from this size on go beside kernels.
+    beside: usize,
+}
+
+/// Smallest copy that goes on a stream of its own: it takes some five microseconds, and the events that order it cost one or
+/// two.
+const BESIDE: usize = 256 << 10;
+
+/// The same, or what `FOREBAY_COPIES_BESIDE` says: a number of bytes, or `off`.
+fn beside() -> usize {
+    match std::env::var("FOREBAY_COPIES_BESIDE") {
+        Ok(v) if v == "off" => usize::MAX,
+        Ok(v) => v.parse().unwrap_or(BESIDE),
+        Err(_) => BESIDE,
+    }
 }
 
 /// The kernel of [`Method::Kernel`], once somebody has asked for it; none without a compiler.
@@ -198,6 +214,7 @@ impl CudaDevice {
             modules: Loaded::default(),
             copy: CopyKernel::default(),
             windows: Windows::default(),
+            beside: beside(),
         })
     }
 
@@ -442,7 +459,11 @@ impl Device for CudaDevice {
     }
 
     fn queue(&self) -> Result<Box<dyn Queue>> {
-        Ok(Box::new(queue::CudaQueue::new(self.context.clone(), self.copy.clone())?))
+        Ok(Box::new(queue::CudaQueue::new(self.context.clone(), self.copy.clone(), self.beside)?))
+    }
+
+    fn copies_beside(&self) -> usize {
+        self.beside
     }
 
     fn without(&self) -> Vec<String> {

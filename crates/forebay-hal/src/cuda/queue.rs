@@ -1,13 +1,13 @@
-//! A CUDA stream as an in-order queue.
+//! CUDA streams as an in-order queue.
 
 use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use super::graph::Recording;
-use super::sys::{self, CuEvent, CuFunction, CuStream, SUCCESS};
+use super::lanes::{HostRange, Lane, Lanes, Reached};
+use super::sys::{CuDevicePtr, CuFunction, SUCCESS};
 use super::{Context, CopyKernel, CudaKernel, CudaMemory};
 use crate::cpu::{check_range, host_range};
 use crate::{
@@ -19,23 +19,17 @@ use crate::{
 const MAX_ARGS: usize = 48;
 /// Items of the copying kernel: enough loads in flight for any bus, few enough to leave most SMs alone.
 const COPY_ITEMS: usize = 16 << 10;
-/// How long a wait polls before it blocks: most small kernels end within it, and a blocking wake-up costs more.
-const SPIN: Duration = Duration::from_micros(30);
-
 pub(super) struct CudaQueue {
     context: Arc<Context>,
-    stream: CuStream,
-    fences: VecDeque<(u64, Arc<Event>)>,
-    spare: Vec<Arc<Event>>,
+    lanes: Lanes,
+    /// Copies from this size on go beside kernels.
+    beside: usize,
+    fences: VecDeque<(u64, Reached)>,
     issued: u64,
     reached: u64,
-    dirty: bool,
     keep: KeepAlive,
     copy: CopyKernel,
 }
-
-// SAFETY: streams and events may be used from any thread with the context current; one thread at a time has `&mut`.
-unsafe impl Send for CudaQueue {}
 
 fn mine<'b>(context: &Arc<Context>, b: &'b Buffer) -> Option<&'b CudaMemory> {
     b.as_any().downcast_ref::<CudaMemory>().filter(|m| Arc::ptr_eq(&m.context, context))
@@ -43,53 +37,6 @@ fn mine<'b>(context: &Arc<Context>, b: &'b Buffer) -> Option<&'b CudaMemory> {
 
 fn foreign(context: &Context, what: &str) -> Error {
     Error::Invalid { device: context.name.clone(), what: format!("{what} of another device") }
-}
-
-/// An event, recorded once at a time.
-struct Event {
-    id: CuEvent,
-    context: Arc<Context>,
-}
-
-// SAFETY: events may be used from any thread with the context current.
-unsafe impl Send for Event {}
-// SAFETY: as above; it is recorded again only when nobody else has it.
-unsafe impl Sync for Event {}
-
-impl Event {
-    fn new(context: &Arc<Context>) -> Result<Self> {
-        let d = context.enter()?;
-        let mut id = null_mut();
-        // SAFETY: `id` is valid.
-        let code = unsafe { (d.cuEventCreate)(&mut id, sys::EVENT_BLOCKING_SYNC | sys::EVENT_DISABLE_TIMING) };
-        context.check("cuEventCreate", code)?;
-        Ok(Event { id, context: context.clone() })
-    }
-}
-
-impl Completion for Event {
-    fn wait(&self) -> Result<()> {
-        let d = self.context.enter()?;
-        let begun = Instant::now();
-        while begun.elapsed() < SPIN {
-            // SAFETY: the event lives as long as `self`.
-            match unsafe { (d.cuEventQuery)(self.id) } {
-                sys::ERROR_NOT_READY => std::hint::spin_loop(),
-                code => return self.context.check("cuEventQuery", code),
-            }
-        }
-        // SAFETY: as above.
-        self.context.check("cuEventSynchronize", unsafe { (d.cuEventSynchronize)(self.id) })
-    }
-}
-
-impl Drop for Event {
-    fn drop(&mut self) {
-        if let Ok(d) = self.context.enter() {
-            // SAFETY: created in `new`, destroyed once; the driver defers this until it has been reached.
-            unsafe { (d.cuEventDestroy)(self.id) };
-        }
-    }
 }
 
 /// A launch in the driver's terms.
@@ -145,23 +92,55 @@ impl Call {
     }
 }
 
+/// The addresses of the buffers among the arguments.
+fn buffers<'a>(args: &'a [Arg<'_>], call: &'a Call) -> impl Iterator<Item = CuDevicePtr> + 'a {
+    args.iter().zip(call.values()).filter_map(|(a, v)| matches!(a, Arg::Buffer(_)).then_some(*v))
+}
+
+/// The host memory among the arguments.
+fn shared<'a>(args: &'a [Arg<'_>]) -> impl Iterator<Item = HostRange> + 'a {
+    args.iter().filter_map(|a| match a {
+        Arg::Buffer(b) => {
+            let m = b.as_any().downcast_ref::<CudaMemory>().filter(|m| m.host.is_some())?;
+            Some(HostRange { start: m.ptr as usize, bytes: m.len, written: true })
+        }
+        _ => None,
+    })
+}
+
 impl CudaQueue {
-    pub(super) fn new(context: Arc<Context>, copy: CopyKernel) -> Result<Self> {
-        let d = context.enter()?;
-        let mut stream = null_mut();
-        // SAFETY: `stream` is valid.
-        context.check("cuStreamCreate", unsafe { (d.cuStreamCreate)(&mut stream, sys::STREAM_NON_BLOCKING) })?;
-        Ok(CudaQueue {
-            context,
-            stream,
-            fences: VecDeque::new(),
-            spare: Vec::new(),
-            issued: 0,
-            reached: 0,
-            dirty: false,
-            keep: KeepAlive::default(),
-            copy,
-        })
+    pub(super) fn new(context: Arc<Context>, copy: CopyKernel, beside: usize) -> Result<Self> {
+        let lanes = Lanes::new(context.clone())?;
+        let (fences, keep) = (VecDeque::new(), KeepAlive::default());
+        Ok(CudaQueue { context, lanes, beside, fences, issued: 0, reached: 0, keep, copy })
+    }
+
+    /// Launches on the main stream, with host memory that the arguments do not show.
+    fn launch_over(
+        &mut self,
+        kernel: &Kernel,
+        geometry: &Geometry,
+        args: &[Arg<'_>],
+        buffer: Option<CuDevicePtr>,
+        host: Option<HostRange>,
+    ) -> Result<()> {
+        let d = self.context.enter()?;
+        let mut call = Call::new(&self.context, kernel, geometry, args)?;
+        let (function, [gx, gy, gz], [bx, by, bz]) = (call.function, call.grid, call.block);
+        let ranges = || host.into_iter().chain(shared(args));
+        let memory = buffer.into_iter().chain(buffers(args, &call));
+        let stream = self.lanes.before(Lane::Main, memory, ranges())?;
+        let mut params = call.params();
+        // SAFETY: `params` points at one value per argument; the driver reads them before it returns.
+        let code = unsafe {
+            let shared = geometry.shared_bytes;
+            (d.cuLaunchKernel)(function, gx, gy, gz, bx, by, bz, shared, stream, params.as_mut_ptr(), null_mut())
+        };
+        self.context.check("cuLaunchKernel", code)?;
+        let memory = buffer.into_iter().chain(buffers(args, &call));
+        self.lanes.issued(Lane::Main, memory, ranges())?;
+        self.keep.launch(kernel, args);
+        Ok(())
     }
 
     fn mine<'b>(&self, b: &'b Buffer) -> Option<&'b CudaMemory> {
@@ -178,14 +157,9 @@ impl CudaQueue {
 
     fn retire(&mut self, fence: u64) {
         self.reached = self.reached.max(fence);
-        while let Some((f, e)) = self.fences.pop_front() {
-            if f > fence {
-                self.fences.push_front((f, e));
-                break;
-            }
-            // Somebody may still wait on it.
-            if Arc::strong_count(&e) == 1 {
-                self.spare.push(e);
+        while self.fences.front().is_some_and(|(f, _)| *f <= fence) {
+            if let Some((_, r)) = self.fences.pop_front() {
+                self.lanes.retire(r);
             }
         }
         self.keep.reached(fence);
@@ -194,19 +168,7 @@ impl CudaQueue {
 
 impl Queue for CudaQueue {
     fn launch(&mut self, kernel: &Kernel, geometry: &Geometry, args: &[Arg<'_>]) -> Result<()> {
-        let d = self.context.enter()?;
-        let mut call = Call::new(&self.context, kernel, geometry, args)?;
-        let (function, [gx, gy, gz], [bx, by, bz]) = (call.function, call.grid, call.block);
-        let mut params = call.params();
-        // SAFETY: `params` points at one value per argument; the driver reads them before it returns.
-        let code = unsafe {
-            let (stream, shared) = (self.stream, geometry.shared_bytes);
-            (d.cuLaunchKernel)(function, gx, gy, gz, bx, by, bz, shared, stream, params.as_mut_ptr(), null_mut())
-        };
-        self.context.check("cuLaunchKernel", code)?;
-        self.keep.launch(kernel, args);
-        self.dirty = true;
-        Ok(())
+        self.launch_over(kernel, geometry, args, None, None)
     }
 
     fn copy(&mut self, src: &Buffer, src_offset: usize, dst: &Buffer, dst_offset: usize, bytes: usize) -> Result<()> {
@@ -220,12 +182,14 @@ impl Queue for CudaQueue {
         match (self.mine(src), self.mine(dst)) {
             (Some(s), Some(t)) => {
                 let (from, to) = (s.ptr + src_offset as u64, t.ptr + dst_offset as u64);
+                let used = [s.ptr, t.ptr];
+                let stream = self.lanes.before(Lane::Main, used.into_iter(), None.into_iter())?;
                 // SAFETY: ranges checked; both buffers are kept until the command has ended.
-                let code = unsafe { (d.cuMemcpyDtoDAsync)(to, from, bytes, self.stream) };
+                let code = unsafe { (d.cuMemcpyDtoDAsync)(to, from, bytes, stream) };
                 self.context.check("cuMemcpyDtoDAsync", code)?;
+                self.lanes.issued(Lane::Main, used.into_iter(), None.into_iter())?;
                 self.keep.buffer(src);
                 self.keep.buffer(dst);
-                self.dirty = true;
                 Ok(())
             }
             (Some(_), None) => {
@@ -255,19 +219,34 @@ impl Queue for CudaQueue {
     ) -> Result<()> {
         let d = self.context.enter()?;
         check_range(device, offset, bytes, &self.context.name)?;
-        let there = self.mine(device).ok_or_else(|| self.foreign("buffer"))?.ptr + offset as u64;
+        let memory = self.mine(device).ok_or_else(|| self.foreign("buffer"))?.ptr;
+        let there = memory + offset as u64;
         if bytes == 0 {
             return Ok(());
         }
-        let stream = self.stream;
-        let (call, code) = match (method, direction) {
-            (Method::Engine, Direction::ToDevice) => {
-                // SAFETY: range checked; the buffer is kept, and the host range valid, until the command has ended.
-                ("cuMemcpyHtoDAsync", unsafe { (d.cuMemcpyHtoDAsync)(there, host.cast(), bytes, stream) })
-            }
-            (Method::Engine, Direction::ToHost) => {
-                // SAFETY: as above.
-                ("cuMemcpyDtoHAsync", unsafe { (d.cuMemcpyDtoHAsync)(host.cast(), there, bytes, stream) })
+        let range = HostRange { start: host as usize, bytes, written: direction == Direction::ToHost };
+        match (method, direction) {
+            (Method::Engine, _) => {
+                let lane = match direction {
+                    _ if bytes < self.beside => Lane::Main,
+                    Direction::ToDevice => Lane::Up,
+                    Direction::ToHost => Lane::Down,
+                };
+                let stream = self.lanes.before(lane, std::iter::once(memory), Some(range).into_iter())?;
+                let (call, code) = match direction {
+                    Direction::ToDevice => {
+                        // SAFETY: range checked; the buffer is kept, and the host range valid, until the command has ended.
+                        ("cuMemcpyHtoDAsync", unsafe { (d.cuMemcpyHtoDAsync)(there, host.cast(), bytes, stream) })
+                    }
+                    Direction::ToHost => {
+                        // SAFETY: as above.
+                        ("cuMemcpyDtoHAsync", unsafe { (d.cuMemcpyDtoHAsync)(host.cast(), there, bytes, stream) })
+                    }
+                };
+                self.context.check(call, code)?;
+                self.lanes.issued(lane, std::iter::once(memory), Some(range).into_iter())?;
+                self.keep.buffer(device);
+                Ok(())
             }
             (Method::Kernel, _) => {
                 let copy = self.copy.get().cloned().flatten();
@@ -277,7 +256,8 @@ impl Queue for CudaQueue {
                     if direction == Direction::ToDevice { (host as u64, there) } else { (there, host as u64) };
                 let args = [Arg::U64(to), Arg::U64(from), Arg::U64(bytes as u64)];
                 self.keep.buffer(device);
-                return self.launch(&copy, &Geometry::linear((bytes / 64).clamp(1, COPY_ITEMS)), &args);
+                let geometry = Geometry::linear((bytes / 64).clamp(1, COPY_ITEMS));
+                self.launch_over(&copy, &geometry, &args, Some(memory), Some(range))
             }
             (Method::Mapped, _) => {
                 let host_side = self.mine(device).and_then(|m| m.part.as_ref()?.host());
@@ -287,13 +267,9 @@ impl Queue for CudaQueue {
                 self.wait(fence)?;
                 // SAFETY: the range was checked and lies in the window; nothing of this queue uses it any more.
                 unsafe { super::window::copy(direction, mapped.add(offset), host, bytes) };
-                return Ok(());
+                Ok(())
             }
-        };
-        self.context.check(call, code)?;
-        self.keep.buffer(device);
-        self.dirty = true;
-        Ok(())
+        }
     }
 
     unsafe fn post(&mut self, device: &Buffer, offset: usize, host: *const u8, bytes: usize) -> Result<()> {
@@ -317,11 +293,12 @@ impl Queue for CudaQueue {
         let d = self.context.enter()?;
         check_range(dst, offset, bytes, &self.context.name)?;
         let p = self.mine(dst).ok_or_else(|| self.foreign("buffer"))?.ptr;
+        let stream = self.lanes.before(Lane::Main, std::iter::once(p), None.into_iter())?;
         // SAFETY: range checked; the buffer is kept.
-        let code = unsafe { (d.cuMemsetD8Async)(p + offset as u64, value, bytes, self.stream) };
+        let code = unsafe { (d.cuMemsetD8Async)(p + offset as u64, value, bytes, stream) };
         self.context.check("cuMemsetD8Async", code)?;
+        self.lanes.issued(Lane::Main, std::iter::once(p), None.into_iter())?;
         self.keep.buffer(dst);
-        self.dirty = true;
         Ok(())
     }
 
@@ -333,31 +310,26 @@ impl Queue for CudaQueue {
             let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(*f));
         }
         let d = self.context.enter()?;
+        let stream = self.lanes.before_all()?;
         let data: *mut c_void = Box::into_raw(Box::new(f)).cast();
         // SAFETY: `call` takes exactly this pointer.
-        let code = unsafe { (d.cuLaunchHostFunc)(self.stream, call, data) };
+        let code = unsafe { (d.cuLaunchHostFunc)(stream, call, data) };
         if code != SUCCESS {
             // SAFETY: the driver refused the pointer, so it is still ours.
             drop(unsafe { Box::from_raw(data.cast::<HostFn>()) });
         }
-        self.dirty = true;
+        self.lanes.issued_all();
         self.context.check("cuLaunchHostFunc", code)
     }
 
     fn fence(&mut self) -> Result<Fence> {
-        let d = self.context.enter()?;
-        if !std::mem::take(&mut self.dirty) {
-            return Ok(Fence(self.issued));
+        self.context.enter()?;
+        if self.lanes.is_dirty() {
+            let reached = self.lanes.fence()?;
+            self.issued += 1;
+            self.fences.push_back((self.issued, reached));
+            self.keep.seal(self.issued);
         }
-        let event = match self.spare.pop() {
-            Some(e) => e,
-            None => Arc::new(Event::new(&self.context)?),
-        };
-        // SAFETY: event and stream are alive and of this context.
-        self.context.check("cuEventRecord", unsafe { (d.cuEventRecord)(event.id, self.stream) })?;
-        self.issued += 1;
-        self.fences.push_back((self.issued, event));
-        self.keep.seal(self.issued);
         Ok(Fence(self.issued))
     }
 
@@ -365,18 +337,14 @@ impl Queue for CudaQueue {
         if fence.0 <= self.reached {
             return Ok(true);
         }
-        let d = self.context.enter()?;
-        let Some((f, e)) = self.fences.iter().find(|(f, _)| *f >= fence.0) else { return Ok(true) };
+        self.context.enter()?;
+        let Some((f, reached)) = self.fences.iter().find(|(f, _)| *f >= fence.0) else { return Ok(true) };
         let f = *f;
-        // SAFETY: the event is alive while it is in the list.
-        match unsafe { (d.cuEventQuery)(e.id) } {
-            sys::ERROR_NOT_READY => Ok(false),
-            code => {
-                self.context.check("cuEventQuery", code)?;
-                self.retire(f);
-                Ok(true)
-            }
+        let done = reached.is_reached()?;
+        if done {
+            self.retire(f);
         }
+        Ok(done)
     }
 
     fn completion(&mut self, fence: Fence) -> Result<Option<Arc<dyn Completion>>> {
@@ -388,7 +356,7 @@ impl Queue for CudaQueue {
             return Ok(None);
         }
         let event = self.fences.iter().find(|(f, _)| *f >= fence.0);
-        Ok(event.map(|(_, e)| e.clone() as Arc<dyn Completion>))
+        Ok(event.map(|(_, r)| r.completion()))
     }
 
     fn launch_list(&mut self, list: &[Listed<'_>], recorded: &mut Recorded) -> Result<Issued> {
@@ -402,22 +370,13 @@ impl Queue for CudaQueue {
         let fresh = || Box::new(Recording::new(self.context.clone()));
         let known = recorded.0.take().and_then(|r| r.downcast::<Recording>().ok());
         let mut recording = known.filter(|r| r.belongs_to(&self.context)).unwrap_or_else(fresh);
-        let (issued, held) = recording.launch(self.stream, list, &calls)?;
+        let memory = || list.iter().zip(&calls).flat_map(|(l, c)| buffers(l.args, c));
+        let ranges = || list.iter().flat_map(|l| shared(l.args));
+        let stream = self.lanes.before(Lane::Main, memory(), ranges())?;
+        let (issued, held) = recording.launch(stream, list, &calls)?;
+        self.lanes.issued(Lane::Main, memory(), ranges())?;
         self.keep.other(held);
-        self.dirty = true;
         recorded.0 = Some(recording);
         Ok(issued)
-    }
-}
-
-impl Drop for CudaQueue {
-    fn drop(&mut self) {
-        if let Ok(d) = self.context.enter() {
-            // SAFETY: all handles were made by this queue and are destroyed once, after everything has ended.
-            unsafe {
-                (d.cuStreamSynchronize)(self.stream);
-                (d.cuStreamDestroy)(self.stream);
-            }
-        }
     }
 }

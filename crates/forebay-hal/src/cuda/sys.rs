@@ -169,6 +169,7 @@ table! {
     cuStreamCreate / "cuStreamCreate": fn(stream: *mut CuStream, flags: c_uint);
     cuStreamDestroy / "cuStreamDestroy_v2": fn(stream: CuStream);
     cuStreamSynchronize / "cuStreamSynchronize": fn(stream: CuStream);
+    cuStreamWaitEvent / "cuStreamWaitEvent": fn(stream: CuStream, event: CuEvent, flags: c_uint);
     cuLaunchKernel / "cuLaunchKernel": fn(f: CuFunction, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint,
         bz: c_uint, shared: c_uint, stream: CuStream, params: *mut *mut c_void, extra: *mut *mut c_void);
     cuLaunchHostFunc / "cuLaunchHostFunc": fn(stream: CuStream, f: unsafe extern "C" fn(*mut c_void), data: *mut c_void);

@@ -5,6 +5,7 @@
 //  - work is asynchronous, a thread per stream; freed device memory is unmapped;
 //  - calls that need a current context fail without one; handles must be the driver's own;
 //  - a kernel that touches memory it must not makes the context unusable: every later call fails;
+//  - with STAND_IN_DELAYS set, streams stop now and then, so that one that should have waited for another is found;
 //  - graph nodes run in an order that their dependencies allow, and otherwise the latest first.
 // "Compiling" turns CUDA C++ into a shared library with the host's g++. There are no barriers and no shared memory.
 
@@ -69,6 +70,7 @@ struct Stream {
   bool stop = false;
   std::thread thread;
   void run() {
+    unsigned random = getenv("STAND_IN_DELAYS") ? 1 + (unsigned)(uintptr_t)this / 64 : 0;
     std::unique_lock<std::mutex> l(m);
     for (;;) {
       changed.wait(l, [&] { return stop || !work.empty(); });
@@ -76,6 +78,7 @@ struct Stream {
       auto f = std::move(work.front());
       work.pop_front();
       l.unlock();
+      if (random && (random = random * 1103515245 + 12345) >> 29 == 0) usleep(1000);
       if (!sticky) f();
       l.lock();
       executed++;
@@ -516,6 +519,16 @@ API int cuEventRecord(void* e, void* stream) {
   std::lock_guard<std::mutex> g(s->m);
   ((Event*)e)->stream = s;
   ((Event*)e)->at = s->enqueued;
+  return OK;
+}
+API int cuStreamWaitEvent(void* stream, void* handle, unsigned flags) {
+  READY;
+  STREAM(s, stream);
+  auto* e = (Event*)handle;
+  if (flags) return INVALID_VALUE;
+  auto from = e->stream;
+  uint64_t at = e->at;
+  if (from && from != s) s->push([from, at] { from->wait(at); });
   return OK;
 }
 API int cuEventQuery(void* handle) {

@@ -37,8 +37,8 @@ pub(crate) struct DeviceHandle {
     depth: usize,
     /// Something was issued that has no fence behind it yet.
     unfenced: AtomicBool,
-    /// Memory that blocks gave back, by size.
-    spare: Mutex<HashMap<usize, Vec<Buffer>>>,
+    /// Memory that blocks gave back.
+    spare: Mutex<Spare<Buffer>>,
     /// Bytes moved to and from the device.
     pub(crate) copied: AtomicU64,
     /// The copies one by one, once somebody wants to know.
@@ -66,6 +66,37 @@ pub(crate) struct Issue {
     done: Instant,
 }
 
+/// Memory that waits for another use. Small memory is taken at once again, so that an item's addresses are those of the
+/// one before. Memory whose copies run beside kernels takes turns: the next item is copied into one piece while the last
+/// one's kernels read the other.
+struct Spare<B> {
+    by_size: HashMap<usize, VecDeque<B>>,
+    /// Sizes from which on pieces take turns.
+    beside: usize,
+}
+
+impl<B> Spare<B> {
+    fn new(beside: usize) -> Self {
+        Spare { by_size: HashMap::new(), beside }
+    }
+
+    fn take(&mut self, bytes: usize) -> Option<B> {
+        let same = self.by_size.get_mut(&bytes)?;
+        match bytes >= self.beside {
+            true if same.len() < 2 => None,
+            true => same.pop_front(),
+            false => same.pop_back(),
+        }
+    }
+
+    fn put(&mut self, bytes: usize, b: B) {
+        let same = self.by_size.entry(bytes).or_default();
+        if same.len() < MAX_SPARE {
+            same.push_back(b);
+        }
+    }
+}
+
 /// Some invocations with a fence behind them.
 struct InFlight {
     fence: Fence,
@@ -80,6 +111,7 @@ impl DeviceHandle {
         Ok(Arc::new(DeviceHandle {
             index,
             engine: Engine::as_stored(device.clone()),
+            spare: Mutex::new(Spare::new(device.copies_beside())),
             device,
             queue: Mutex::new(Issue {
                 queue,
@@ -91,7 +123,6 @@ impl DeviceHandle {
             }),
             depth,
             unfenced: AtomicBool::new(false),
-            spare: Mutex::default(),
             copied: AtomicU64::new(0),
             copies: OnceLock::new(),
             mapped: AtomicU64::new(0),
@@ -104,7 +135,7 @@ impl DeviceHandle {
     /// Memory of exactly `bytes`, with any contents. Its last user's commands are in this device's queue, so commands
     /// enqueued from now on come behind them.
     pub(crate) fn buffer(&self, bytes: usize) -> Result<Buffer> {
-        if let Some(b) = self.spare().get_mut(&bytes).and_then(Vec::pop) {
+        if let Some(b) = self.spare().take(bytes) {
             return Ok(b);
         }
         let mapped = Direction::ALL.into_iter().any(|d| self.is_for_the_processor(d, bytes));
@@ -171,20 +202,16 @@ impl DeviceHandle {
 
     /// Takes memory back for the next one who needs that size.
     pub(crate) fn give_back(&self, b: Buffer) {
-        let mut spare = self.spare();
-        let same = spare.entry(b.len()).or_default();
-        if same.len() < MAX_SPARE {
-            same.push(b);
-        }
+        self.spare().put(b.len(), b);
     }
 
     /// Frees what nobody uses now; whether there was any.
     pub(crate) fn trim(&self) -> bool {
-        let all = std::mem::take(&mut *self.spare());
-        !all.is_empty()
+        let all = std::mem::take(&mut self.spare().by_size);
+        all.values().any(|same| !same.is_empty())
     }
 
-    fn spare(&self) -> MutexGuard<'_, HashMap<usize, Vec<Buffer>>> {
+    fn spare(&self) -> MutexGuard<'_, Spare<Buffer>> {
         self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -367,5 +394,27 @@ impl DeviceHandle {
     /// Marks that something was issued and not fenced.
     pub(crate) fn leave_unfenced(&self) {
         self.unfenced.store(true, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_memory_is_used_again_at_once_and_large_memory_takes_turns() {
+        let mut spare = Spare::new(100);
+        let mut made = 0;
+        // As a pipeline does: each item's memory comes back before the next one's is taken.
+        let mut next = |spare: &mut Spare<u32>, bytes| {
+            let b = spare.take(bytes).unwrap_or_else(|| {
+                made += 1;
+                made
+            });
+            spare.put(bytes, b);
+            b
+        };
+        assert_eq!([(); 4].map(|()| next(&mut spare, 99)), [1, 1, 1, 1]);
+        assert_eq!([(); 5].map(|()| next(&mut spare, 100)), [2, 3, 2, 3, 2]);
     }
 }

@@ -1,0 +1,378 @@
+//! Copies beside kernels: one queue, in order for whoever uses it, on three streams of the driver.
+//!
+//! Rules:
+//! 1. Large copies to the device go on one stream, large copies from it on another, everything else on the main one. A
+//!    queue that makes no large copies has one stream and pays for nothing of this.
+//! 2. The bytes are those of the order in which commands were given: before a command goes to a stream, that stream is
+//!    told to wait for what the other two last did with the command's memory, on the device and on the host.
+//! 3. A stream waits for a mark (an event) behind the command in question. Marks come behind each large copy, behind each
+//!    command of the main stream that touches memory which large copies have touched, and otherwise where the stream is
+//!    when somebody asks: so nobody waits for what was issued later than what he needs, save the first time.
+//! 4. A fence has been reached when each stream has come to where it was when the fence was made. No stream waits for
+//!    another because of a fence.
+//! 5. A function of the host comes behind everything on all streams, and everything behind it.
+
+use std::collections::{HashMap, VecDeque};
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::Context;
+use super::sys::{self, CuDevicePtr, CuEvent, CuStream};
+use crate::{Completion, Result};
+
+/// How long a wait polls before it blocks: most small kernels end within it, and a blocking wake-up costs more.
+const SPIN: Duration = Duration::from_micros(30);
+/// Buffers whose last uses are remembered before those that are long done are forgotten.
+const MAX_USES: usize = 256;
+/// The same of ranges of host memory; when there are more, the oldest count as all of memory.
+const MAX_HOST_USES: usize = 64;
+
+/// One of the streams.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Lane {
+    Main,
+    /// Large copies to the device.
+    Up,
+    /// Large copies from the device.
+    Down,
+}
+
+impl Lane {
+    const ALL: [Lane; 3] = [Lane::Main, Lane::Up, Lane::Down];
+}
+
+/// A range of host memory, and whether the command writes there.
+#[derive(Clone, Copy)]
+pub(super) struct HostRange {
+    pub(super) start: usize,
+    pub(super) bytes: usize,
+    pub(super) written: bool,
+}
+
+impl HostRange {
+    fn conflicts(&self, other: &HostRange) -> bool {
+        let overlap = self.start < other.start + other.bytes && other.start < self.start + self.bytes;
+        overlap && (self.written || other.written)
+    }
+}
+
+/// An event, recorded once at a time.
+pub(super) struct Event {
+    id: CuEvent,
+    context: Arc<Context>,
+}
+
+// SAFETY: events may be used from any thread with the context current.
+unsafe impl Send for Event {}
+// SAFETY: as above; it is recorded again only when nobody else has it.
+unsafe impl Sync for Event {}
+
+impl Event {
+    fn new(context: &Arc<Context>) -> Result<Self> {
+        let d = context.enter()?;
+        let mut id = null_mut();
+        // SAFETY: `id` is valid.
+        let code = unsafe { (d.cuEventCreate)(&mut id, sys::EVENT_BLOCKING_SYNC | sys::EVENT_DISABLE_TIMING) };
+        context.check("cuEventCreate", code)?;
+        Ok(Event { id, context: context.clone() })
+    }
+
+    fn is_reached(&self) -> Result<bool> {
+        let d = self.context.enter()?;
+        // SAFETY: the event lives as long as `self`.
+        match unsafe { (d.cuEventQuery)(self.id) } {
+            sys::ERROR_NOT_READY => Ok(false),
+            code => self.context.check("cuEventQuery", code).map(|()| true),
+        }
+    }
+}
+
+impl Completion for Event {
+    fn wait(&self) -> Result<()> {
+        let d = self.context.enter()?;
+        let begun = Instant::now();
+        while begun.elapsed() < SPIN {
+            if self.is_reached()? {
+                return Ok(());
+            }
+            std::hint::spin_loop();
+        }
+        // SAFETY: as above.
+        self.context.check("cuEventSynchronize", unsafe { (d.cuEventSynchronize)(self.id) })
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if let Ok(d) = self.context.enter() {
+            // SAFETY: created in `new`, destroyed once; the driver defers this until it has been reached.
+            unsafe { (d.cuEventDestroy)(self.id) };
+        }
+    }
+}
+
+/// Where the streams were when a fence was made: an event of each that was not known to have come so far.
+pub(super) struct Reached {
+    events: [Option<Arc<Event>>; 3],
+    tails: [u64; 3],
+}
+
+impl Reached {
+    pub(super) fn is_reached(&self) -> Result<bool> {
+        for e in self.events.iter().flatten() {
+            if !e.is_reached()? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// What can be waited for without the queue.
+    pub(super) fn completion(&self) -> Arc<dyn Completion> {
+        let mut events = self.events.iter().flatten();
+        match (events.next(), events.next()) {
+            (Some(only), None) => only.clone(),
+            _ => Arc::new(All(self.events.clone())),
+        }
+    }
+}
+
+struct All([Option<Arc<Event>>; 3]);
+
+impl Completion for All {
+    fn wait(&self) -> Result<()> {
+        self.0.iter().flatten().try_for_each(|e| e.wait())
+    }
+}
+
+/// A stream and how far everybody knows it to be.
+struct Stream {
+    /// Null until it is needed.
+    id: CuStream,
+    /// Commands so far; a command's number is this after it was issued.
+    tail: u64,
+    /// What the latest fence covers.
+    fenced: u64,
+    /// What is known to be done.
+    reached: u64,
+    /// Events behind some of the commands, by number.
+    marks: VecDeque<(u64, Arc<Event>)>,
+    /// For each stream, up to which of its commands this one has been told to wait.
+    knows: [u64; 3],
+}
+
+/// The streams of a queue.
+pub(super) struct Lanes {
+    context: Arc<Context>,
+    streams: [Stream; 3],
+    /// A large copy has been made: uses are remembered from here on.
+    beside: bool,
+    /// Number of the last command on each stream that used the buffer at this address.
+    uses: HashMap<CuDevicePtr, [u64; 3]>,
+    host: VecDeque<(Lane, u64, HostRange)>,
+    /// What every stream must have waited for before its next command.
+    floor: [u64; 3],
+    spare: Vec<Arc<Event>>,
+}
+
+// SAFETY: streams may be used from any thread with the context current; one thread at a time has `&mut`.
+unsafe impl Send for Lanes {}
+
+fn stream(context: &Context) -> Result<CuStream> {
+    let d = context.enter()?;
+    let mut id = null_mut();
+    // SAFETY: `id` is valid.
+    context.check("cuStreamCreate", unsafe { (d.cuStreamCreate)(&mut id, sys::STREAM_NON_BLOCKING) })?;
+    Ok(id)
+}
+
+impl Lanes {
+    pub(super) fn new(context: Arc<Context>) -> Result<Self> {
+        let none = || Stream { id: null_mut(), tail: 0, fenced: 0, reached: 0, marks: VecDeque::new(), knows: [0; 3] };
+        let mut streams = [none(), none(), none()];
+        streams[0].id = stream(&context)?;
+        let (uses, host, spare) = (HashMap::new(), VecDeque::new(), Vec::new());
+        Ok(Lanes { context, streams, beside: false, uses, host, floor: [0; 3], spare })
+    }
+
+    pub(super) fn main(&self) -> CuStream {
+        self.streams[0].id
+    }
+
+    /// The stream for a command that uses these device buffers and this host memory, told to wait for whatever it must
+    /// come behind (rule 2). [`Lanes::issued`] follows once the command has been taken.
+    pub(super) fn before(
+        &mut self,
+        lane: Lane,
+        buffers: impl Iterator<Item = CuDevicePtr>,
+        host: impl Iterator<Item = HostRange>,
+    ) -> Result<CuStream> {
+        if lane != Lane::Main && !self.beside {
+            for l in [Lane::Up, Lane::Down] {
+                if self.streams[l as usize].id.is_null() {
+                    self.streams[l as usize].id = stream(&self.context)?;
+                }
+            }
+            // Nothing is known of what came before.
+            self.floor[0] = self.streams[0].tail;
+            self.beside = true;
+        }
+        if self.beside {
+            let mut need = self.floor;
+            for b in buffers {
+                let last = self.uses.get(&b).copied().unwrap_or_default();
+                need.iter_mut().zip(last).for_each(|(n, l)| *n = l.max(*n));
+            }
+            for h in host {
+                for (l, at, _) in self.host.iter().filter(|(_, _, r)| r.conflicts(&h)) {
+                    need[*l as usize] = need[*l as usize].max(*at);
+                }
+            }
+            self.await_others(lane, need)?;
+        }
+        Ok(self.streams[lane as usize].id)
+    }
+
+    /// A command is in the stream that [`Lanes::before`] gave.
+    pub(super) fn issued(
+        &mut self,
+        lane: Lane,
+        buffers: impl Iterator<Item = CuDevicePtr>,
+        host: impl Iterator<Item = HostRange>,
+    ) -> Result<()> {
+        self.streams[lane as usize].tail += 1;
+        if !self.beside {
+            return Ok(());
+        }
+        let at = self.streams[lane as usize].tail;
+        let mut shared = lane != Lane::Main;
+        for b in buffers {
+            let last = self.uses.entry(b).or_default();
+            last[lane as usize] = at;
+            shared |= last[Lane::Up as usize] | last[Lane::Down as usize] != 0;
+        }
+        for h in host {
+            self.host.push_back((lane, at, h));
+            if self.host.len() > MAX_HOST_USES
+                && let Some((l, at, _)) = self.host.pop_front()
+            {
+                self.floor[l as usize] = self.floor[l as usize].max(at);
+            }
+        }
+        if shared {
+            self.mark(lane, at)?;
+        }
+        if self.uses.len() > MAX_USES {
+            let reached = self.streams.each_ref().map(|s| s.reached);
+            // What is done needs no waiting; that large copies touched it is found again at the next one.
+            self.uses.retain(|_, last| last.iter().zip(reached).any(|(l, r)| *l > r));
+        }
+        Ok(())
+    }
+
+    /// Before a function of the host (rule 5).
+    pub(super) fn before_all(&mut self) -> Result<CuStream> {
+        let tails = self.streams.each_ref().map(|s| s.tail);
+        self.await_others(Lane::Main, tails)?;
+        Ok(self.main())
+    }
+
+    /// Behind such a function.
+    pub(super) fn issued_all(&mut self) {
+        self.streams[0].tail += 1;
+        self.floor[0] = self.streams[0].tail;
+    }
+
+    fn await_others(&mut self, lane: Lane, need: [u64; 3]) -> Result<()> {
+        for other in Lane::ALL {
+            let (i, n) = (other as usize, need[other as usize]);
+            if other == lane || n <= self.streams[i].reached || n <= self.streams[lane as usize].knows[i] {
+                continue;
+            }
+            let (at, event) = self.mark(other, n)?;
+            let d = self.context.enter()?;
+            // SAFETY: stream and event are alive and of this context; the driver takes the event as it is now.
+            let code = unsafe { (d.cuStreamWaitEvent)(self.streams[lane as usize].id, event.id, 0) };
+            self.context.check("cuStreamWaitEvent", code)?;
+            self.streams[lane as usize].knows[i] = at;
+        }
+        Ok(())
+    }
+
+    /// An event at or behind command `at` of a stream, the nearest that there is.
+    fn mark(&mut self, lane: Lane, at: u64) -> Result<(u64, Arc<Event>)> {
+        let s = &mut self.streams[lane as usize];
+        let nearest = s.marks.partition_point(|(n, _)| *n < at);
+        if let Some((n, e)) = s.marks.get(nearest) {
+            return Ok((*n, e.clone()));
+        }
+        let event = match self.spare.pop() {
+            Some(e) => e,
+            None => Arc::new(Event::new(&self.context)?),
+        };
+        let d = self.context.enter()?;
+        // SAFETY: event and stream are alive and of this context.
+        self.context.check("cuEventRecord", unsafe { (d.cuEventRecord)(event.id, s.id) })?;
+        s.marks.push_back((s.tail, event.clone()));
+        Ok((s.tail, event))
+    }
+
+    /// Whether anything was issued since the last fence.
+    pub(super) fn is_dirty(&self) -> bool {
+        self.streams.iter().any(|s| s.tail > s.fenced)
+    }
+
+    /// A fence behind everything so far (rule 4).
+    pub(super) fn fence(&mut self) -> Result<Reached> {
+        let mut out = Reached { events: [const { None }; 3], tails: [0; 3] };
+        for lane in Lane::ALL {
+            let i = lane as usize;
+            let tail = self.streams[i].tail;
+            out.tails[i] = tail;
+            if tail > self.streams[i].reached {
+                out.events[i] = Some(self.mark(lane, tail)?.1);
+            }
+            self.streams[i].fenced = tail;
+        }
+        Ok(out)
+    }
+
+    /// A fence has been reached.
+    pub(super) fn retire(&mut self, fence: Reached) {
+        let Reached { events, tails } = fence;
+        drop(events);
+        for (s, tail) in self.streams.iter_mut().zip(tails) {
+            s.reached = s.reached.max(tail);
+            while let Some((n, e)) = s.marks.pop_front() {
+                if n > tail {
+                    s.marks.push_front((n, e));
+                    break;
+                }
+                // Somebody may still wait on it.
+                if Arc::strong_count(&e) == 1 {
+                    self.spare.push(e);
+                }
+            }
+        }
+        while let Some((l, at, _)) = self.host.front()
+            && *at <= self.streams[*l as usize].reached
+        {
+            self.host.pop_front();
+        }
+    }
+}
+
+impl Drop for Lanes {
+    fn drop(&mut self) {
+        if let Ok(d) = self.context.enter() {
+            for s in self.streams.iter().filter(|s| !s.id.is_null()) {
+                // SAFETY: made by `stream`, destroyed once, after everything in it has ended.
+                unsafe {
+                    (d.cuStreamSynchronize)(s.id);
+                    (d.cuStreamDestroy)(s.id);
+                }
+            }
+        }
+    }
+}
