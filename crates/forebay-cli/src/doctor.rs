@@ -39,6 +39,9 @@ fn transfer(device: &Arc<dyn Device>, calibrate: bool) {
     }
 }
 
+/// NVIDIA's control daemon for programs that share a GPU in space.
+const MPS: &str = forebayd::mps::PROGRAM;
+
 /// Says which ways of sharing devices among programs work here, and what to do about the others.
 fn service() {
     use forebay_proto::client::{Connection, Error};
@@ -65,6 +68,13 @@ fn service() {
         Ok(_) => crate::say("  checkpoint: the driver has it"),
         Err(e) => crate::say(&format!("  checkpoint: not usable: {e}")),
     }
+    let mps = std::env::var_os("PATH").map(|p| std::env::split_paths(&p).map(|d| d.join(MPS)).collect::<Vec<_>>());
+    crate::say(&match mps.into_iter().flatten().find(|p| p.is_file()) {
+        Some(path) => format!("  co-running (NVIDIA MPS): {}", path.display()),
+        None => format!(
+            "  co-running (NVIDIA MPS): not usable: {MPS}, which comes with NVIDIA's driver, is not in the path"
+        ),
+    });
 }
 
 /// What stands for and against dividing a GPU. Nothing is changed but that its log is on for a moment.

@@ -17,10 +17,14 @@ fn text(b: &[u8]) -> String {
 
 impl Service {
     fn start(name: &str) -> Self {
+        Self::start_with(name, &[])
+    }
+
+    fn start_with(name: &str, arguments: &[&str]) -> Self {
         let dir = std::env::temp_dir().join(format!("forebay-cli-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let mut c = Command::new(env!("CARGO_BIN_EXE_forebay"));
-        c.arg("service").env("FOREBAY_SOCKET", dir.join("socket")).stderr(std::process::Stdio::null());
+        c.arg("service").args(arguments).env("FOREBAY_SOCKET", dir.join("socket")).stderr(std::process::Stdio::null());
         let s = Service(c.spawn().unwrap(), dir);
         let begun = Instant::now();
         while !s.run(&["ps"]).status.success() {
@@ -153,4 +157,31 @@ fn a_program_gets_no_more_memory_of_an_accelerator_than_it_may() {
         let out = run(wrong);
         assert!(!out.status.success() && text(&out.stderr).contains("bytes"), "{wrong}: {}", text(&out.stderr));
     }
+}
+
+#[test]
+fn a_program_of_a_co_run_group_finds_its_daemon_and_what_it_may_use() {
+    let stand_in = std::env::temp_dir().join(format!("forebay-mps-{}", std::process::id()));
+    std::fs::write(&stand_in, include_str!("../../forebayd/tests/common/mps.sh")).unwrap();
+    let mut may = std::fs::metadata(&stand_in).unwrap().permissions();
+    std::os::unix::fs::PermissionsExt::set_mode(&mut may, 0o755);
+    std::fs::set_permissions(&stand_in, may).unwrap();
+    let s = Service::start_with("co-run", &["--mps", stand_in.to_str().unwrap()]);
+    let asks = ["run", "--co-run", "lab", "--sm-percent", "40", "--behind", "--memory", "2G", "--"];
+    // What MPS's own clients do: they look for the daemon's pipe.
+    let script = "test -p $CUDA_MPS_PIPE_DIRECTORY/control && env | grep CUDA_MPS; cat $CUDA_MPS_PIPE_DIRECTORY/daemon";
+    let out = s.run(&[&asks[..], &["sh", "-c", script]].concat());
+    let (said, found) = (text(&out.stderr), text(&out.stdout));
+    assert!(out.status.success() && said.contains("A fault in one ends the work of all"), "{said}");
+    for part in ["THREAD_PERCENTAGE=40", "CLIENT_PRIORITY=1", "PINNED_DEVICE_MEM_LIMIT=0=2048M"] {
+        assert!(found.contains(part), "{part}: {found}");
+    }
+    let alone = s.run(&["run", "--sm-percent", "40", "--", "true"]);
+    assert!(!alone.status.success() && text(&alone.stderr).contains("--co-run"), "{}", text(&alone.stderr));
+    let bad = s.run(&["run", "--co-run", "a/b", "--", "true"]);
+    assert!(!bad.status.success() && text(&bad.stderr).contains("letters"), "{}", text(&bad.stderr));
+    let daemon = found.lines().last().unwrap().to_owned();
+    drop(s);
+    Command::new("kill").arg(daemon).status().unwrap();
+    let _ = std::fs::remove_file(stand_in);
 }

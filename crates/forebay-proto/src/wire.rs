@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 /// Version of the protocol. Another one is refused: program and service come from one build.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// Longest request, bytes.
 pub const MAX_REQUEST: usize = 512;
 /// Longest reply, bytes.
@@ -97,6 +97,15 @@ pub enum Request {
     },
     /// Asks for the devices.
     Devices,
+    /// Joins a group of this user's programs that share GPUs in space, under NVIDIA MPS.
+    CoRun {
+        /// The group's name: 1 to 32 letters, digits, `-` and `_`.
+        group: String,
+        /// The group's class, if that is to change.
+        class: Option<Class>,
+        /// The group's nice value, if that is to change.
+        nice: Option<i8>,
+    },
 }
 
 /// What the service answers.
@@ -129,6 +138,13 @@ pub enum Reply {
     },
     /// To `Devices`.
     Devices(Vec<Device>),
+    /// To `CoRun`: where the group's control daemon is to be found, perhaps in a moment.
+    CoRuns {
+        /// Its `CUDA_MPS_PIPE_DIRECTORY`.
+        pipe: String,
+        /// Its `CUDA_MPS_LOG_DIRECTORY`.
+        log: String,
+    },
 }
 
 /// Why something was refused.
@@ -164,6 +180,12 @@ pub enum Refusal {
     /// A value that makes no sense.
     #[error("{0}")]
     Invalid(String),
+    /// The group has had no program for a while and is about to end; it can be had anew in a moment.
+    #[error("co-run group {0:?} is just ending")]
+    Ending(String),
+    /// The control daemon of MPS could not be started.
+    #[error("{0}")]
+    NoMps(String),
 }
 
 /// Where a number is from.
@@ -253,6 +275,9 @@ pub struct Saved {
     pub nice: i8,
     /// As far as its user may set both.
     pub ceiling: (Class, i8),
+    /// Its co-run group, and what it is there: 0 the control daemon, 1 a server, 2 a program.
+    #[serde(default)]
+    pub group: Option<(String, u8)>,
 }
 
 /// A packet that is no message.

@@ -41,6 +41,9 @@ pub struct Arguments {
     /// tried on a model of the driver only
     #[arg(long = "gpu", value_name = "N")]
     gpus: Vec<u32>,
+    /// NVIDIA's control daemon for MPS, under which `forebay run --co-run` puts programs
+    #[arg(long, value_name = "PROGRAM", default_value = crate::mps::PROGRAM)]
+    mps: PathBuf,
     /// Where the fake answers
     #[arg(long, hide = true)]
     fake_rm: Option<PathBuf>,
@@ -79,7 +82,14 @@ impl Arguments {
             OrderName::Fifo => Order::Fifo,
         };
         let state = Some(socket.with_extension("state"));
-        Ok(Options { socket, state, order, metrics: self.metrics.clone(), devices: self.devices.clone() })
+        Ok(Options {
+            socket,
+            state,
+            order,
+            metrics: self.metrics.clone(),
+            mps: self.mps.clone(),
+            devices: self.devices.clone(),
+        })
     }
 }
 

@@ -17,11 +17,12 @@
 
 pub mod accounts;
 pub mod agent;
+pub mod cgroup;
 pub mod daemon;
 pub mod guardian;
 pub mod ledger;
 pub mod metrics;
-
+pub mod mps;
 pub mod server;
 pub mod service;
 pub mod system;

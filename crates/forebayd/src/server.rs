@@ -22,6 +22,7 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::accounts::LogMeter;
 use crate::agent::{Agent, Meter};
 use crate::guardian::Guardian;
+use crate::mps::Mps;
 use crate::service::{Answer, Peer, REFRESH_NS, Service, SessionId};
 use crate::system::{System, idle_ns, is_privileged};
 
@@ -57,6 +58,8 @@ pub struct Options {
     pub order: Order,
     /// A socket on which figures for Prometheus are served over HTTP.
     pub metrics: Option<PathBuf>,
+    /// The control daemon of MPS, for programs that share a GPU in space.
+    pub mps: PathBuf,
     /// Further devices whose use programs report: name and how much each does at a time.
     pub devices: Vec<(String, u32)>,
 }
@@ -232,6 +235,8 @@ impl Server {
                 return Err(Error::Io { what: format!("add the device {name}"), why });
             }
         }
+        let place = options.socket.with_extension("co-run");
+        service.world().mps = Some(Mps::new(options.mps.clone(), place));
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io("epoll"))?;
         let mut server = Server {
             service,
@@ -367,6 +372,7 @@ impl Server {
             for (token, flags) in events {
                 match self.waits.get(&token) {
                     Some(Waits::Stop) => {
+                        self.service.end();
                         self.save();
                         return Ok(());
                     }
@@ -618,6 +624,8 @@ impl Server {
             self.waits.remove(&token);
         }
         self.service.exited(pid);
+        self.service.world().mps.iter_mut().for_each(Mps::reap);
+        self.service.said().into_iter().for_each(|line| self.say(line));
     }
 }
 

@@ -7,6 +7,7 @@ use forebay_proto::page::AccountWords;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::thread::futex;
 
+use crate::mps::Mps;
 use crate::service::{Described, World};
 
 /// Group whose members may set anything.
@@ -19,6 +20,8 @@ const IDLE_STEP_NS: u64 = 10_000_000;
 pub struct System {
     /// Processes to be watched, with the files that say when they end; the loop takes them.
     pub watched: Vec<(u32, Option<OwnedFd>)>,
+    /// Control daemons of MPS, where the service has a place for them.
+    pub mps: Option<Mps>,
 }
 
 /// Fields of `/proc/PID/stat` behind the name, which may contain anything.
@@ -76,7 +79,8 @@ impl World for System {
         // A zombie is over. Its state letter reads as 0, like every other; the resident set says whether it lives.
         let uid = *status_numbers(pid, "Uid")?.first()?;
         let parent = u32::try_from(*f.get(1)?).ok()?;
-        Some(Described { uid, name, began: *f.get(19)?, parent, nice: *f.get(16)? as i64 as i32 })
+        let nice = (*f.get(16)? as i64 as i32).saturating_add(crate::cgroup::nice(pid)).clamp(-20, 19);
+        Some(Described { uid, name, began: *f.get(19)?, parent, nice })
     }
 
     fn cpu_time_ns(&mut self, pid: u32) -> Option<u64> {
@@ -98,6 +102,22 @@ impl World for System {
         let fd = i32::try_from(pid).ok().and_then(Pid::from_raw).and_then(|p| pidfd_open(p, PidfdFlags::empty()).ok());
         self.watched.push((pid, fd));
     }
+
+    fn start_mps(&mut self, by: u32, uid: u32, folder: &str) -> Result<u32, String> {
+        let gid = status_numbers(by, "Gid").and_then(|n| n.get(1).copied()).ok_or("the program has ended")?;
+        self.mps.as_mut().ok_or("this service has no place for MPS")?.start(uid, gid, folder)
+    }
+
+    fn mps_folders(&self, folder: &str) -> (String, String) {
+        let text = |p: &std::path::PathBuf| p.to_string_lossy().into_owned();
+        self.mps.as_ref().map(|m| m.folders(folder)).map_or_else(Default::default, |[p, l]| (text(&p), text(&l)))
+    }
+
+    fn quit_mps(&mut self, folder: &str) {
+        if let Some(m) = &mut self.mps {
+            m.quit(folder);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -110,7 +130,7 @@ mod tests {
         let d = s.describe(pid).unwrap();
         assert_eq!(d.uid, rustix::process::getuid().as_raw());
         assert_eq!(d.parent, rustix::process::getppid().unwrap().as_raw_nonzero().get() as u32);
-        assert_eq!(d.nice, rustix::process::getpriority_process(None).unwrap());
+        assert_eq!(d.nice, rustix::process::getpriority_process(None).unwrap() + crate::cgroup::nice(pid));
         assert_eq!(s.describe(pid).unwrap().began, d.began);
         let (a, mine) = (s.cpu_time_ns(pid).unwrap(), forebay_proto::client::cpu_time_ns());
         let b = s.cpu_time_ns(pid).unwrap();

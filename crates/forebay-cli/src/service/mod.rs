@@ -1,6 +1,7 @@
 //! The commands that talk to the accelerator service.
 
 pub mod checkpoint;
+mod co_run;
 mod nvml;
 pub mod ps;
 pub mod run;

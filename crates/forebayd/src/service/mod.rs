@@ -13,6 +13,7 @@
 //!    [`STUCK_TICKS`] does not count.
 //! 6. Whatever a program writes to its own page, and whatever it sends, has an effect on nothing but itself, within limits.
 
+mod corun;
 mod gpu;
 mod tick;
 
@@ -25,6 +26,8 @@ use forebay_proto::memory::Made;
 use forebay_proto::page::{AccountWords, ClientPage, GlobalPage, MAX_DEVICES, ProgramPage};
 use forebay_proto::wire::{self, CPU, Class, Level, MAX_LISTED, MAX_REQUEST, Refusal, Reply, Request, Saved, Source};
 
+pub use self::corun::{GRACE_NS, MAX_GROUPS, MAX_GROUPS_PER_USER};
+use self::corun::{Group, GroupName, Role, name_in};
 use self::gpu::Gpu;
 use self::tick::publish;
 use crate::agent::Refused;
@@ -54,7 +57,7 @@ pub struct Described {
     pub began: u64,
     /// Its parent.
     pub parent: u32,
-    /// Its nice value.
+    /// Its nice value, with what its control groups add.
     pub nice: i32,
 }
 
@@ -68,6 +71,23 @@ pub trait World {
     fn wake(&mut self, page: &AccountWords);
     /// From now on [`Service::exited`] is to be called when the process ends.
     fn watch(&mut self, pid: u32);
+    /// Starts a control daemon of MPS as this user, on behalf of process `by`, in the folder of that name; its number. It is ready when
+    /// its pipe is there.
+    ///
+    /// # Errors
+    /// Why not, for whoever asked.
+    fn start_mps(&mut self, by: u32, uid: u32, folder: &str) -> Result<u32, String> {
+        let _ = (by, uid, folder);
+        Err("there is no MPS here".into())
+    }
+    /// Where the control daemon of a folder has its pipe, and its log.
+    fn mps_folders(&self, folder: &str) -> (String, String) {
+        (folder.into(), folder.into())
+    }
+    /// Tells a control daemon to end, once its programs have.
+    fn quit_mps(&mut self, folder: &str) {
+        let _ = folder;
+    }
 }
 
 /// Number of a connection.
@@ -115,6 +135,8 @@ struct Process {
     ceiling: (Class, i8),
     /// Ticks for which it says that it works and uses nothing.
     stuck: u32,
+    /// The co-run group that it belongs to, and as what.
+    group: Option<(String, Role)>,
 }
 
 struct Device {
@@ -133,6 +155,9 @@ pub struct Service<W> {
     devices: Vec<Device>,
     gpus: Vec<Gpu>,
     processes: BTreeMap<u32, Process>,
+    groups: BTreeMap<GroupName, Group>,
+    /// For the log.
+    said: Vec<String>,
     sessions: BTreeMap<SessionId, Session>,
     began_ns: u64,
     now_ns: u64,
@@ -182,6 +207,8 @@ impl<W: World> Service<W> {
             }],
             gpus: Vec::new(),
             processes: BTreeMap::new(),
+            groups: BTreeMap::new(),
+            said: Vec::new(),
             sessions: BTreeMap::new(),
             began_ns: now_ns,
             now_ns,
@@ -262,7 +289,12 @@ impl<W: World> Service<W> {
 
     /// A process has ended.
     pub fn exited(&mut self, pid: u32) {
-        self.dirty |= self.processes.remove(&pid).is_some();
+        if let Some(p) = self.processes.remove(&pid) {
+            self.dirty = true;
+            if let Some((name, role)) = p.group {
+                self.left_group(pid, &(p.about.uid, name), role);
+            }
+        }
         for g in &mut self.gpus {
             g.agent.forget(pid);
             g.refused.remove(&pid);
@@ -312,6 +344,7 @@ impl<W: World> Service<W> {
             },
             Request::Set { pid, class, nice } => self.set(peer, pid, class, nice).into(),
             Request::Resume { pid } => self.resume(peer, pid).into(),
+            Request::CoRun { group, class, nice } => self.co_run(peer, &group, class, nice).into(),
             Request::List { after } => Answer::Reply(self.list(after)),
             Request::Devices => Answer::Reply(Reply::Devices(
                 self.devices.iter().map(|d| &d.about).chain(self.gpus.iter().map(|g| &g.about)).cloned().collect(),
@@ -332,7 +365,13 @@ impl<W: World> Service<W> {
             }
             let (class, nice, ceiling) = self.inherited(&about);
             let before = if class == Class::Suspended { Class::Normal } else { class };
-            let p = Process { about, class, before, nice, ceiling, stuck: 0 };
+            let daemon = self.processes.get(&about.parent).filter(|p| p.about.uid == about.uid);
+            let group = daemon.and_then(|p| p.group.as_ref()).filter(|(_, role)| *role == Role::Daemon);
+            let group = group.map(|(name, _)| (name.clone(), Role::Server));
+            let mut p = Process { about, class, before, nice, ceiling, stuck: 0, group };
+            if let Some((name, role)) = &p.group {
+                p.about.name = name_in(name, *role).unwrap_or(p.about.name);
+            }
             self.processes.insert(pid, p);
             self.world.watch(pid);
             self.dirty = true;
@@ -345,7 +384,11 @@ impl<W: World> Service<W> {
         for _ in 0..MAX_ANCESTORS {
             if let Some(p) = self.processes.get(&parent).filter(|p| p.about.uid == about.uid) {
                 // An absolute share is one process's own; what comes from it is not admitted for itself.
-                let class = if let Class::Custom(_) = p.class { Class::Normal } else { p.class };
+                // A group's share is that of its server.
+                let daemon = p.group.as_ref().filter(|(_, role)| *role == Role::Daemon && parent == about.parent);
+                let has_server = |name: &String| !self.in_group(&(about.uid, name.clone()), Role::Server).is_empty();
+                let groups = daemon.is_some_and(|(name, _)| !has_server(name));
+                let class = if let (Class::Custom(_), false) = (p.class, groups) { Class::Normal } else { p.class };
                 return (class, p.nice, p.ceiling);
             }
             match self.world.describe(parent) {
@@ -396,6 +439,11 @@ impl<W: World> Service<W> {
             return Err(Refusal::Invalid("a nice value is from -20 to 19".into()));
         }
         let p = self.known(pid)?;
+        if let (Some(Class::Suspended), Some((group, Role::Program))) = (class, &p.group) {
+            return Err(Refusal::Invalid(format!(
+                "process {pid} shares its GPU under MPS; all of co-run group {group:?} can be suspended, by its server"
+            )));
+        }
         let (new_class, new_nice) = (class.unwrap_or(p.class), nice.unwrap_or(p.nice));
         if !peer.privileged {
             if p.about.uid != peer.uid {
@@ -571,6 +619,7 @@ impl<W: World> Service<W> {
             before: p.before,
             nice: p.nice,
             ceiling: p.ceiling,
+            group: p.group.as_ref().map(|(name, role)| (name.clone(), *role as u8)),
         };
         self.processes.iter().map(of).collect()
     }
@@ -578,10 +627,16 @@ impl<W: World> Service<W> {
     /// Takes over what an earlier service saved, of processes that are still the same.
     pub fn restore(&mut self, saved: Vec<Saved>) {
         for s in saved.into_iter().take(MAX_PROCESSES) {
-            if let Some(about) = self.world.describe(s.pid).filter(|d| d.began == s.began) {
+            if let Some(mut about) = self.world.describe(s.pid).filter(|d| d.began == s.began) {
                 self.world.watch(s.pid);
-                let p = Process { about, class: s.class, before: s.before, nice: s.nice, ceiling: s.ceiling, stuck: 0 };
-                self.processes.insert(s.pid, p);
+                let roles = [Role::Daemon, Role::Server, Role::Program];
+                let group = s.group.and_then(|(name, r)| Some((name, *roles.get(usize::from(r))?)));
+                if let Some((name, role)) = &group {
+                    about.name = name_in(name, *role).unwrap_or(about.name);
+                    self.restore_group(s.pid, (about.uid, name.clone()), *role);
+                }
+                let (class, before, nice, ceiling) = (s.class, s.before, s.nice, s.ceiling);
+                self.processes.insert(s.pid, Process { about, class, before, nice, ceiling, stuck: 0, group });
             }
         }
     }

@@ -78,6 +78,7 @@ impl<W: World> Service<W> {
         self.write_holds();
         if self.now_ns.saturating_sub(self.refreshed_ns) >= REFRESH_NS || self.refreshed_ns == 0 {
             self.refreshed_ns = self.now_ns;
+            self.end_empty_groups();
             self.refresh();
             self.refresh_gpus();
         }
