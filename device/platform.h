@@ -11,6 +11,8 @@ typedef unsigned long long u64;
 
 #define FB_DEVICE __device__ __forceinline__
 #define FB_GPU 1
+// The host starts kernels, rather than calling functions.
+#define FB_KERNELS 1
 
 FB_DEVICE u32 fb_load_sys(const u32 *p) { u32 v; asm volatile("ld.acquire.sys.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory"); return v; }
 FB_DEVICE void fb_store_sys(u32 *p, u32 v) { asm volatile("st.release.sys.u32 [%0], %1;" :: "l"(p), "r"(v) : "memory"); }
@@ -45,6 +47,13 @@ FB_DEVICE u32 fb_lane(void) { return threadIdx.x; }
 FB_DEVICE u32 fb_lanes(void) { return blockDim.x; }
 FB_DEVICE void fb_barrier(void) { __syncthreads(); }
 #define FB_WARP 32
+// Whether so long has passed since `*last` that words which others rarely write are worth a look again.
+FB_DEVICE bool fb_due(u64 *last) {
+  const u64 now = (u64)clock64();
+  if (now - *last < 20000) return false;
+  *last = now;
+  return true;
+}
 
 #else
 
@@ -89,5 +98,19 @@ FB_DEVICE u32 fb_lane(void) { return 0; }
 FB_DEVICE u32 fb_lanes(void) { return 1; }
 FB_DEVICE void fb_barrier(void) {}
 #define FB_WARP 1
+FB_DEVICE bool fb_due(u64 *last) { return true; }
+// A driver for tests that runs kernels on the host: a block is a thread of one lane there, too.
+#ifdef FB_KERNELS_ON_HOST
+#define FB_KERNELS 1
+#endif
 
 #endif
+
+// Copies between structs of the layout, whose bytes of that kind begin and end at multiples of 8: by single bytes they would
+// be as many transactions on the bus.
+FB_DEVICE void fb_copy(void *to, const void *from, u32 bytes) {
+  for (u32 i = 0; i < bytes / 8; i++) ((u64 *)to)[i] = ((const u64 *)from)[i];
+}
+FB_DEVICE void fb_clear(void *to, u32 bytes) {
+  for (u32 i = 0; i < bytes / 8; i++) ((u64 *)to)[i] = 0;
+}

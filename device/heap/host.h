@@ -123,7 +123,7 @@ FB_DEVICE void fb_heap_look(Heap *h, HeapUse *to, u64 thread, u64 threads) {
   fb_add64(&to->slack, slack);
 }
 
-#ifdef FB_GPU
+#ifdef FB_KERNELS
 
 extern "C" __global__ void fb_heap_setup(void *memory, u64 bytes, u32 processors, u32 warps, u32 *ok) {
   const u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x, threads = (u64)gridDim.x * blockDim.x;

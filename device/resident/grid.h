@@ -186,7 +186,7 @@ FB_DEVICE void fb_subtract(Grid *g, u32 root, u32 n) {
   Root *r = &g->roots[root];
   if (fb_add(&r->remaining, (u32)-(int)n) != n) return;
   Done *d = &g->done[root];
-  for (u32 i = 0; i < sizeof d->result; i++) d->result[i] = r->result[i];
+  fb_copy(d->result, r->result, sizeof d->result);
   d->status = fb_load(&r->status);
   fb_store_sys(&d->seq, r->seq);
 }
@@ -209,7 +209,7 @@ FB_DEVICE bool fb_receive(Grid *g, u32 ring, u32 ticket, Task *t) {
   to->limited = s->fuel != 0;
   to->priority = ring;
   to->seq = ticket + 1;
-  for (u32 i = 0; i < sizeof to->result; i++) to->result[i] = 0;
+  fb_clear(to->result, sizeof to->result);
   fb_store(&to->status, 0);
   fb_store(&to->remaining, 1);
   t->function = s->function;
@@ -218,14 +218,16 @@ FB_DEVICE bool fb_receive(Grid *g, u32 ring, u32 ticket, Task *t) {
   t->count = s->count;
   t->priority = ring;
   t->counted = 1;
-  for (u32 i = 0; i < sizeof t->args; i++) t->args[i] = s->args[i];
+  fb_copy(t->args, s->args, sizeof t->args);
   return true;
 }
 
 // What a block does next. Called by lane 0.
-FB_DEVICE u32 fb_next(Grid *g, u32 block, Task *t, Task *local, u32 *locals, u32 *tickets, u32 *idle) {
+FB_DEVICE u32 fb_next(Grid *g, u32 block, Task *t, Task *local, u32 *locals, u32 *tickets, u32 *idle, u64 *looked) {
+  u32 stop = 0;
   for (u32 round = 0;; round++) {
-    const u32 stop = fb_load_sys(&g->control->stop);
+    // Between tasks that follow each other closely a look at the host's word would cost more than they do.
+    if (round > 0 || fb_due(looked)) stop = fb_load_sys(&g->control->stop);
     if (stop == FB_STOP_NOW) break;
     bool found = true;
     if (fb_receive(g, 0, tickets[0], t)) tickets[0] = fb_add(&g->rings[0].head, 1);
@@ -238,6 +240,7 @@ FB_DEVICE u32 fb_next(Grid *g, u32 block, Task *t, Task *local, u32 *locals, u32
       if (*idle) { fb_add(&g->idle, (u32)-1); *idle = 0; }
       return 1;
     }
+    // Of what was submitted before the word was written nothing is missed: the rings were looked at after it.
     if (stop == FB_STOP_DRAIN) break;
     if (!*idle) { fb_add(&g->idle, 1); *idle = 1; }
     if ((round & 255) == 0) fb_store_sys(&g->beats[block].epoch, g->beats[block].epoch + 1);
@@ -284,13 +287,14 @@ FB_DEVICE void fb_end(Context *c, const Task *t) {
   }
 }
 
-#ifdef FB_GPU
+#ifdef FB_KERNELS
 
 extern "C" __global__ void fb_grid(Grid *g) {
   __shared__ Task task, local[FB_LOCAL];
   __shared__ u32 locals, state, run;
   __shared__ Held held;
   u32 tickets[2] = {0, 0}, idle = 0;
+  u64 looked = 0;
   Context c = {g, blockIdx.x, 0, local, &locals, &held};
   if (fb_lane() == 0) {
     locals = 0;
@@ -299,7 +303,7 @@ extern "C" __global__ void fb_grid(Grid *g) {
   }
   for (;;) {
     if (fb_lane() == 0) {
-      state = fb_next(g, c.block, &task, local, &locals, tickets, &idle);
+      state = fb_next(g, c.block, &task, local, &locals, tickets, &idle, &looked);
       c.root = task.root;
       run = state && fb_begin(&c, &task);
     }
@@ -317,10 +321,11 @@ extern "C" __global__ void fb_grid(Grid *g) {
 extern "C" __attribute__((visibility("default"))) void fb_block(Grid *g, u32 block) {
   Task task, local[FB_LOCAL];
   u32 locals = 0, tickets[2], idle = 0;
+  u64 looked = 0;
   Held held = {0, 0, 0};
   Context c = {g, block, 0, local, &locals, &held};
   for (u32 i = 0; i < 2; i++) tickets[i] = fb_add(&g->rings[i].head, 1);
-  while (fb_next(g, block, &task, local, &locals, tickets, &idle)) {
+  while (fb_next(g, block, &task, local, &locals, tickets, &idle, &looked)) {
     c.root = task.root;
     if (fb_begin(&c, &task) && !fb_call(task.function, &c, &task)) fb_fail(g, task.root, FB_UNKNOWN_FUNCTION);
     fb_end(&c, &task);

@@ -162,12 +162,23 @@ pub trait Device: Send + Sync {
         Vec::new()
     }
 
+    /// From now on, and until what comes back is dropped, a kernel may be running that ends only when it is told to. A
+    /// driver that frees memory or loads code waits for all kernels; so what is freed meanwhile is freed in the end, and
+    /// kernels that are not compiled yet are refused.
+    fn occupy(&self) -> Occupied {
+        Occupied(None)
+    }
+
     /// A new in-order queue.
     fn queue(&self) -> Result<Box<dyn Queue>>;
 
     /// Bytes currently allocated through this handle.
     fn allocated(&self) -> u64;
 }
+
+/// A device on which a kernel stays ([`Device::occupy`]).
+#[must_use = "the device is occupied as long as this lives"]
+pub struct Occupied(#[allow(dead_code, reason = "held for its drop")] Option<Box<dyn Send + Sync>>);
 
 /// Kinds of which there is no device, with the reason.
 pub type Missing = Vec<(Kind, Error)>;

@@ -26,6 +26,17 @@ pub trait Memory: Send + Sync + Any {
     /// flight, or writing while any command uses the buffer, is a data race: the caller waits for fences first.
     fn host_ptr(&self) -> Option<NonNull<u8>>;
 
+    /// Its address in the device's own space, for data structures that hold pointers; none where there is none.
+    fn address(&self) -> Option<u64> {
+        self.host_ptr().map(|p| p.as_ptr() as u64)
+    }
+
+    /// Where the processor reaches the device's memory itself, if it does: not cached, stores combined. Like
+    /// [`Memory::host_ptr`] in what the caller sees to; [`crate::cpu::streaming`] has what is fast there.
+    fn mapped_ptr(&self) -> Option<NonNull<u8>> {
+        None
+    }
+
     /// For downcasts inside a backend.
     fn as_any(&self) -> &dyn Any;
 }

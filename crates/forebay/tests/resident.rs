@@ -1,10 +1,16 @@
-//! The resident grid on the CPU: tasks that make tasks, wait for each other and work on ranges; and everything that can be
-//! wrong with them.
+//! The resident grid: tasks that make tasks, wait for each other and work on ranges; and everything that can be wrong with
+//! them. On the CPU, and on a stand-in for CUDA, whose host side is that of a real one.
 
+#[path = "../../forebay-hal/tests/stand_in/mod.rs"]
+mod stand_in;
+
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use forebay::hal::{Device, Kind, cuda, discover};
 use forebay::resident::{ARGS, Builder, Call, Error, FIRST_OWN, Grid};
+use forebay_rm::fake::FakeRm;
 
 /// What the tests submit. Data is passed by address.
 const TASKS: &str = r#"
@@ -141,7 +147,26 @@ fn builder() -> Builder {
     Builder::new(TASKS).functions(FUNCTIONS)
 }
 
+/// Set where device memory is not to be mapped into the processor.
+const PINNED: &str = "RESIDENT_TEST_PINNED";
+
+/// The CUDA device, in a process that has the stand-in.
+fn device() -> Option<Arc<dyn Device>> {
+    if !stand_in::is_here() {
+        return None;
+    }
+    let rm = FakeRm::default();
+    if std::env::var_os(PINNED).is_some() {
+        rm.refuse_mapping(Some(forebay_rm::error::NOT_SUPPORTED));
+    }
+    cuda::use_rm(Arc::new(rm));
+    discover(&[Kind::Cuda]).0.into_iter().next()
+}
+
 fn start(b: Builder) -> Option<Grid> {
+    if let Some(d) = device() {
+        return Some(b.start_on(&d).unwrap());
+    }
     match b.start_on_cpu() {
         Err(e @ Error::NoCompiler(_)) => {
             eprintln!("skipped: {e}");
@@ -591,4 +616,100 @@ fn the_device_code_compiles_for_gpus() {
     }
     let copy = include_str!("../../../device/copy.cu");
     assert!(!nvrtc.compile(copy, "forebay_copy", 75, "test").unwrap().is_empty());
+}
+
+/// What holds of a grid on the CPU holds of one whose rings are in device memory, and of one that has none of that.
+const EVERYWHERE: [&str; 12] = [
+    "every_task_is_done_once_and_answers_its_own_ticket",
+    "ranges_trees_and_diamonds_are_whole",
+    "what_is_urgent_comes_first",
+    "what_goes_wrong_with_a_task_is_its_tickets_error_and_nobody_elses",
+    "a_full_ring_pushes_back_and_a_task_that_never_ends_is_named",
+    "draining_finishes_everything_and_stopping_nothing_more",
+    "a_grid_whose_task_never_ends_can_be_dropped",
+    "a_function_is_called_when_a_task_is_done_or_never_will_be",
+    "functions_are_exchanged_and_the_heap_stays",
+    "tasks_allocate_and_free_and_the_host_sees_what_is_taken",
+    "a_node_waits_for_every_item_of_a_range",
+    "a_function_may_be_for_a_thread_or_a_warp",
+];
+
+#[test]
+fn all_of_it_holds_on_cuda_with_the_stand_in() {
+    EVERYWHERE.iter().for_each(|name| stand_in::again(name));
+}
+
+#[test]
+fn all_of_it_holds_on_cuda_without_mapped_memory() {
+    EVERYWHERE.iter().for_each(|name| stand_in::again_with(name, &[(PINNED, "1")]));
+}
+
+#[test]
+fn beside_a_resident_grid_memory_and_code_wait_for_its_end() {
+    let Some(d) = device() else {
+        return stand_in::again("beside_a_resident_grid_memory_and_code_wait_for_its_end");
+    };
+    let kernel = |text: &str, entry: &str| d.compile(&forebay::hal::Source::CudaCpp(text.into()), entry);
+    let before = kernel("extern \"C\" __global__ void set(unsigned *p) { *p = 7; }", "set").unwrap();
+    let mut g = builder().blocks(2).start_on(&d).unwrap();
+    // What was compiled before runs beside it; memory comes and goes without waiting for it.
+    for _ in 0..3 {
+        let (b, h) = (d.alloc(1 << 20).unwrap(), d.alloc_host(4).unwrap());
+        let mut q = d.queue().unwrap();
+        q.launch(&before, &forebay::hal::Geometry::linear(1), &[forebay::hal::Arg::Buffer(&b)]).unwrap();
+        q.copy(&b, 0, &h, 0, 4).unwrap();
+        let f = q.fence().unwrap();
+        q.wait(f).unwrap();
+        // SAFETY: the copy is done.
+        assert_eq!(unsafe { h.host_ptr().unwrap().cast::<u32>().read() }, 7);
+    }
+    // Loading code would wait for the grid for ever.
+    let text = "extern \"C\" __global__ void other(unsigned *p) { *p = 8; }";
+    let refused = kernel(text, "other").map(drop).unwrap_err().to_string();
+    assert!(refused.contains("other") && refused.contains("resident"), "{refused}");
+    assert_eq!(g.wait(g.submit(call(&g, "add", &[4, 5])).unwrap()).unwrap().result_as::<u64>(), 9);
+    g.stop().unwrap();
+    drop(g);
+    assert!(kernel(text, "other").is_ok());
+    assert_eq!(d.allocated(), 0);
+}
+
+#[test]
+fn a_task_that_faults_is_named_and_nobody_waits_for_ever() {
+    let Some(d) = device() else {
+        return stand_in::again("a_task_that_faults_is_named_and_nobody_waits_for_ever");
+    };
+    let text = "TASK(bad) { *(volatile u32 *)8 = 1; }\nTASK(good) {}";
+    let b = Builder::new(text).functions(["bad", "good"]).blocks(1).ring(2);
+    let mut g = b.start_on(&d).unwrap();
+    g.wait(g.submit(call(&g, "good", &[])).unwrap()).unwrap();
+    let why = g.wait(g.submit(call(&g, "bad", &[])).unwrap()).unwrap_err();
+    let Error::Lost { running, why } = &why else { panic!("{why}") };
+    assert!(running == &["bad (ticket 1)"] && why.contains("ILLEGAL_ADDRESS"), "{running:?} {why}");
+    // A full ring, whose tasks nobody takes, is no reason to wait either.
+    let mut last = Ok(());
+    for _ in 0..4 {
+        last = g.submit(call(&g, "good", &[])).map(drop);
+    }
+    assert!(matches!(last, Err(Error::Lost { .. })), "{last:?}");
+    assert!(matches!(g.drain(), Err(Error::Lost { .. })));
+    assert!(matches!(b.start_on(&d).map(drop), Err(Error::Lost { .. })));
+}
+
+#[test]
+fn a_grid_larger_than_the_device_and_one_for_another_kind_are_refused() {
+    let (sim, _) = discover(&[Kind::Sim]);
+    let why = builder().start_on(&sim[0]).map(drop).unwrap_err().to_string();
+    assert!(why.contains("sim") && why.contains("CUDA"), "{why}");
+    let Some(d) = device() else {
+        return stand_in::again("a_grid_larger_than_the_device_and_one_for_another_kind_are_refused");
+    };
+    let why = builder().heap(1 << 40).start_on(&d).map(drop).unwrap_err().to_string();
+    assert!(why.contains("a heap of") && why.contains("out of memory"), "{why}");
+    let why = builder().heap(100).start_on(&d).map(drop).unwrap_err().to_string();
+    assert!(why.contains("no room for a page"), "{why}");
+    let broken = Builder::new("TASK(f) {\n  nonsense;\n}").functions(["f"]).start_on(&d).map(drop).unwrap_err();
+    assert!(matches!(&broken, Error::Compile(log) if log.contains("nonsense")), "{broken}");
+    assert!(matches!(builder().threads(33).start_on(&d).map(drop), Err(Error::Setting { what: "threads", .. })));
+    assert_eq!(d.allocated(), 0);
 }

@@ -62,6 +62,41 @@ pub unsafe fn load(width: Width, src: *const u8, dst: *mut u8, bytes: usize) {
     unsafe { copy(width.min(Width::widest()), src, dst, bytes, src as usize, false) }
 }
 
+/// Stores one line of 64 bytes so that whoever sees its last eight bytes sees all of it: in one transaction where the
+/// processor can, else the last eight bytes behind the others. A fence is behind it.
+///
+/// # Safety
+/// `dst` is valid for writing 64 bytes, and aligned to 64.
+pub unsafe fn store_line(line: &[u64; 8], dst: *mut u64) {
+    let width = Width::widest();
+    #[cfg(target_arch = "x86_64")]
+    if width == Width::W64 {
+        // SAFETY: the processor has the width; by the contract.
+        unsafe {
+            whole_line(line, dst);
+            std::arch::x86_64::_mm_sfence();
+        }
+        return;
+    }
+    // SAFETY: by the contract.
+    unsafe {
+        (0..7).for_each(|i| dst.add(i).write_volatile(line[i]));
+        fence(width.max(Width::W16));
+        dst.add(7).write_volatile(line[7]);
+        fence(width.max(Width::W16));
+    }
+}
+
+/// # Safety
+/// As [`store_line`], on a processor with AVX-512.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+unsafe fn whole_line(line: &[u64; 8], dst: *mut u64) {
+    use std::arch::x86_64::{_mm512_loadu_si512, _mm512_stream_si512};
+    // SAFETY: by the contract.
+    unsafe { _mm512_stream_si512(dst.cast(), _mm512_loadu_si512(line.as_ptr().cast())) };
+}
+
 /// Ordinary instructions up to where `align` is aligned to the width and from the last whole line on.
 ///
 /// # Safety
@@ -166,6 +201,16 @@ unsafe fn lines(_: Width, src: *const u8, dst: *mut u8, n: usize, _: bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_line_is_stored_whole() {
+        #[repr(align(64))]
+        struct Line([u64; 8]);
+        let (mut to, from) = (Line([0; 8]), [1, 2, 3, 4, 5, 6, 7, 8]);
+        // SAFETY: a line of its own.
+        unsafe { store_line(&from, to.0.as_mut_ptr()) };
+        assert_eq!(to.0, from);
+    }
 
     #[test]
     fn every_width_copies_exactly_its_range_at_any_offset() {

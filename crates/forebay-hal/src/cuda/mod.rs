@@ -17,7 +17,7 @@ use std::cell::Cell;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 pub use nvrtc::Nvrtc;
 use sys::{CuContext, CuDevice, CuDevicePtr, CuFunction, CuModule, CuResult, Driver, SUCCESS};
@@ -28,7 +28,8 @@ use window::{Part, Windows};
 use crate::cache::{Cache, Loaded};
 use crate::kernel::KernelImpl;
 use crate::{
-    Buffer, Device, DeviceInfo, DriverError, Error, Kernel, Kind, Memory, Method, Queue, Result, Source, portable,
+    Buffer, Device, DeviceInfo, DriverError, Error, Kernel, Kind, Memory, Method, Occupied, Queue, Result, Source,
+    portable,
 };
 
 /// All CUDA devices.
@@ -61,6 +62,14 @@ struct Context {
     allocated: AtomicU64,
     limit: u64,
     lost: OnceLock<String>,
+    stay: Mutex<Stay>,
+}
+
+/// Kernels that stay until they are told to end, and what waits for that.
+#[derive(Default)]
+struct Stay {
+    kernels: usize,
+    after: Vec<Box<dyn FnOnce(&'static Driver) + Send>>,
 }
 
 // SAFETY: driver handles may be used from any thread once the context is current there (`enter`).
@@ -99,6 +108,23 @@ impl Context {
     /// Bytes in use.
     fn used(&self) -> u64 {
         self.allocated.load(Ordering::Relaxed)
+    }
+
+    fn stay(&self) -> MutexGuard<'_, Stay> {
+        self.stay.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Frees something, once no kernel stays: the driver would wait for it.
+    fn free(&self, what: impl FnOnce(&'static Driver) + Send + 'static) {
+        let mut stay = self.stay();
+        if stay.kernels > 0 {
+            stay.after.push(Box::new(what));
+            return;
+        }
+        drop(stay);
+        if let Ok(d) = self.enter() {
+            what(d);
+        }
     }
 
     fn invalid(&self, what: String) -> Error {
@@ -208,6 +234,7 @@ impl CudaDevice {
                 allocated: AtomicU64::new(0),
                 limit,
                 lost: OnceLock::new(),
+                stay: Mutex::default(),
             }),
             cc,
             cache: Cache::user(),
@@ -226,6 +253,7 @@ impl CudaDevice {
         let compiler = format!("nvrtc {major}.{minor} sm_{} {options}", self.cc);
         let key = Cache::key(&[b"cuda", text.as_bytes(), compiler.as_bytes()]);
         self.modules.get_or(&key, || {
+            self.may_load(entry)?;
             if let Some(module) = self.cache.get(&key).and_then(|binary| self.load(&binary, entry).ok()) {
                 return Ok(module);
             }
@@ -234,6 +262,16 @@ impl CudaDevice {
             self.cache.put(&key, &binary);
             Ok(module)
         })
+    }
+
+    /// Loading code would wait for kernels that stay.
+    fn may_load(&self, entry: &str) -> Result<()> {
+        if self.context.stay().kernels == 0 {
+            return Ok(());
+        }
+        let what =
+            format!("loading kernel {entry} while a resident grid runs there; compile it before the grid is started");
+        Err(Error::Unsupported { device: self.context.name.clone(), what })
     }
 
     /// Loads a cubin, a fatbin or NUL-terminated PTX.
@@ -266,10 +304,11 @@ unsafe impl Sync for CudaModule {}
 
 impl Drop for CudaModule {
     fn drop(&mut self) {
-        if let Ok(d) = self.context.enter() {
+        let id = self.id as usize;
+        self.context.free(move |d| {
             // SAFETY: loaded in `load`; queues keep kernels, and they their module, until their launches have ended.
-            unsafe { (d.cuModuleUnload)(self.id) };
-        }
+            unsafe { (d.cuModuleUnload)(id as CuModule) };
+        });
     }
 }
 
@@ -310,6 +349,12 @@ impl Memory for CudaMemory {
     fn host_ptr(&self) -> Option<NonNull<u8>> {
         None
     }
+    fn address(&self) -> Option<u64> {
+        Some(self.ptr)
+    }
+    fn mapped_ptr(&self) -> Option<NonNull<u8>> {
+        self.part.as_ref()?.host()
+    }
     fn as_any(&self) -> &dyn Any {
         self
     }
@@ -324,10 +369,11 @@ impl Drop for CudaMemory {
         if self.part.is_some() {
             return;
         }
-        if let Ok(d) = self.context.enter() {
+        let ptr = self.ptr;
+        self.context.free(move |d| {
             // SAFETY: allocated in `alloc`, freed once; queues keep buffers until their commands have ended.
-            unsafe { (d.cuMemFree)(self.ptr) };
-        }
+            unsafe { (d.cuMemFree)(ptr) };
+        });
     }
 }
 
@@ -357,10 +403,11 @@ impl Memory for PinnedMemory {
 
 impl Drop for PinnedMemory {
     fn drop(&mut self) {
-        if let Ok(d) = self.context.enter() {
+        let at = self.ptr.as_ptr() as usize;
+        self.context.free(move |d| {
             // SAFETY: allocated in `alloc_host`, freed once.
-            unsafe { (d.cuMemFreeHost)(self.ptr.as_ptr().cast()) };
-        }
+            unsafe { (d.cuMemFreeHost)(at as *mut c_void) };
+        });
     }
 }
 
@@ -425,7 +472,10 @@ impl Device for CudaDevice {
             Source::CudaBinary(b) => {
                 let key = Cache::key(&[b"cuda binary", b]);
                 // PTX is text and must end in a NUL.
-                self.modules.get_or(&key, || self.load(&[b, &[0u8][..]].concat(), entry))?
+                self.modules.get_or(&key, || {
+                    self.may_load(entry)?;
+                    self.load(&[b, &[0u8][..]].concat(), entry)
+                })?
             }
             other => {
                 return Err(Error::Unsupported { device: c.name.clone(), what: format!("kernel source {other:?}") });
@@ -456,6 +506,21 @@ impl Device for CudaDevice {
             (false, true) => &[Method::Engine, Method::Kernel],
             (false, false) => &[Method::Engine],
         }
+    }
+
+    fn occupy(&self) -> Occupied {
+        struct Leaves(Arc<Context>);
+        impl Drop for Leaves {
+            fn drop(&mut self) {
+                let mut stay = self.0.stay();
+                stay.kernels -= 1;
+                let over = if stay.kernels == 0 { std::mem::take(&mut stay.after) } else { Vec::new() };
+                drop(stay);
+                over.into_iter().for_each(|what| self.0.free(what));
+            }
+        }
+        self.context.stay().kernels += 1;
+        Occupied(Some(Box::new(Leaves(self.context.clone()))))
     }
 
     fn queue(&self) -> Result<Box<dyn Queue>> {

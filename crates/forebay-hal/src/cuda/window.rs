@@ -262,20 +262,23 @@ fn open(context: &Context) -> Result<Arc<Client>, String> {
 
 impl Drop for Slab {
     fn drop(&mut self) {
-        self.mapping = None;
-        let Ok(d) = self.context.enter() else { return };
-        // SAFETY: each was done once, in the reverse order; no part of it is in use.
-        unsafe {
-            if self.done >= 3 {
-                (d.cuMemUnmap)(self.address, self.bytes);
+        let (mapping, done) = (self.mapping.take(), self.done);
+        let (address, bytes, handle) = (self.address, self.bytes, self.handle);
+        self.context.free(move |d| {
+            drop(mapping);
+            // SAFETY: each was done once, in the reverse order; no part of it is in use.
+            unsafe {
+                if done >= 3 {
+                    (d.cuMemUnmap)(address, bytes);
+                }
+                if done >= 2 {
+                    (d.cuMemRelease)(handle);
+                }
+                if done >= 1 {
+                    (d.cuMemAddressFree)(address, bytes);
+                }
             }
-            if self.done >= 2 {
-                (d.cuMemRelease)(self.handle);
-            }
-            if self.done >= 1 {
-                (d.cuMemAddressFree)(self.address, self.bytes);
-            }
-        }
+        });
     }
 }
 

@@ -50,7 +50,17 @@ pub fn is_here() -> bool {
 /// Runs the test `name` of this test binary once more, with the stand-in, in a process of its own.
 #[allow(dead_code, reason = "not every test program that includes this file has such a test")]
 pub fn again(name: &str) {
-    if let Some(text) = build().map(|dir| child(name, |c| under(dir, c))) {
+    again_with(name, &[]);
+}
+
+/// The same, with these variables.
+#[allow(dead_code, reason = "not every test program that includes this file has such a test")]
+pub fn again_with(name: &str, variables: &[(&str, &str)]) {
+    let prepare = |dir, mut c: Command| {
+        c.envs(variables.iter().copied());
+        under(dir, c)
+    };
+    if let Some(text) = build().map(|dir| child(name, |c| prepare(dir, c))) {
         assert!(!text.contains("skipped"), "{name} did not find the stand-in:\n{text}");
     }
 }

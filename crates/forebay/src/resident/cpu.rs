@@ -1,4 +1,5 @@
-//! Task functions built for the CPU: by the machine's C++ compiler, kept in the cache like any compiled kernel.
+//! A grid on the CPU: a thread a block. Task functions are built by the machine's C++ compiler, and kept in the cache like any
+//! compiled kernel.
 
 use std::io::Write as _;
 use std::mem::MaybeUninit;
@@ -7,12 +8,16 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 
 use forebay_hal::cache::Cache;
 
-use super::heap::HeapUse;
+use super::heap::{Heap, HeapUse};
 use super::layout;
-use super::{Error, Result};
+use super::memory::Memory;
+use super::site::{Blocks, HostSide, Site};
+use super::{Builder, Error, Result, Sizes};
 
 /// What the compiler is told.
 const OPTIONS: [&str; 7] = ["-std=c++17", "-O3", "-shared", "-fPIC", "-fvisibility=hidden", "-x", "c++"];
@@ -54,6 +59,134 @@ impl Code {
         // SAFETY: by the contract; the layout of `HeapUse` is that of device/heap/host.h.
         unsafe { (self.heap_usage)(heap, &raw mut to) };
         to
+    }
+}
+
+/// Threads of this process.
+pub(super) struct CpuSite {
+    /// Only to be freed: everything goes through addresses.
+    memory: *mut Memory,
+    grid: *mut layout::Grid,
+    blocks: usize,
+    /// What blocks run at present.
+    code: Mutex<Arc<Code>>,
+}
+
+// SAFETY: the memory is freed when the last handle drops, after all blocks have ended; see `Memory` for what is in it.
+unsafe impl Send for CpuSite {}
+// SAFETY: as above.
+unsafe impl Sync for CpuSite {}
+
+impl Drop for CpuSite {
+    fn drop(&mut self) {
+        // SAFETY: made by `Box::into_raw`; no block has it any more: each holds a handle while it runs.
+        drop(unsafe { Box::from_raw(self.memory) });
+    }
+}
+
+/// Where the grid is for its blocks.
+#[derive(Clone, Copy)]
+struct Address(*mut layout::Grid);
+// SAFETY: the grid is shared by protocol.
+unsafe impl Send for Address {}
+
+impl CpuSite {
+    pub(super) fn new(builder: &Builder) -> Result<Self> {
+        let code = build(&builder.text())?;
+        let Sizes { heap, .. } = builder.sizes;
+        let blocks = builder.sizes.blocks();
+        let heap = heap.map(|bytes| Heap::new(&code, bytes, blocks)).transpose()?;
+        let memory = Box::into_raw(Memory::new(&builder.sizes, blocks, heap));
+        // SAFETY: just made, and nobody else's yet.
+        let grid = unsafe { &raw mut *(*memory).grid };
+        Ok(CpuSite { memory, grid, blocks, code: Mutex::new(Arc::new(code)) })
+    }
+
+    fn code(&self) -> Arc<Code> {
+        self.code.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Site for CpuSite {
+    fn host_side(&self) -> HostSide {
+        // SAFETY: the memory lives as long as `self`; these fields never change.
+        unsafe {
+            let (g, ring) = (self.grid, &raw const (*self.grid).rings);
+            let slots = [(*ring)[0].slots, (*ring)[1].slots];
+            HostSide { slots, done: (*g).done, beats: (*g).beats, control: (*g).control, mapped: false }
+        }
+    }
+
+    fn blocks(&self) -> usize {
+        self.blocks
+    }
+
+    fn reaches_host(&self) -> bool {
+        true
+    }
+
+    fn loads_beside(&self) -> bool {
+        true
+    }
+
+    fn load(&self, with: &Builder) -> Result<()> {
+        let code = Arc::new(build(&with.text())?);
+        *self.code.lock().unwrap_or_else(PoisonError::into_inner) = code;
+        Ok(())
+    }
+
+    fn run(&self, keep: Arc<dyn Send + Sync>) -> Result<Box<dyn Blocks>> {
+        let mut threads = Threads(Vec::new());
+        for i in 0..self.blocks {
+            let (address, keep, code) = (Address(self.grid), keep.clone(), self.code());
+            let run = move || {
+                let Address(grid) = { address };
+                // SAFETY: `keep` keeps the memory.
+                unsafe { code.run(grid, i as u32) };
+                drop(keep);
+            };
+            match std::thread::Builder::new().name(format!("block{i}")).spawn(run) {
+                Ok(t) => threads.0.push(t),
+                Err(e) => {
+                    // Those that were started end.
+                    // SAFETY: the memory lives as long as `self`; the word is atomic.
+                    let stop = unsafe { AtomicU32::from_ptr(&raw mut (*(*self.grid).control).stop) };
+                    stop.store(layout::STOP_NOW, Ordering::Release);
+                    return Err(Error::Start(format!("block {i}: {e}")));
+                }
+            }
+        }
+        Ok(Box::new(threads))
+    }
+
+    fn set_heads(&self, heads: [u32; 2]) -> Result<()> {
+        for (i, head) in heads.into_iter().enumerate() {
+            // SAFETY: no block runs, and the memory is there.
+            unsafe { (*self.grid).rings[i].head = head };
+        }
+        Ok(())
+    }
+
+    fn heap_use(&self) -> Option<Result<HeapUse>> {
+        // SAFETY: set up when the grid was started; the memory lives as long as `self`.
+        let heap = unsafe { (*self.grid).heap };
+        // SAFETY: as above.
+        (!heap.is_null()).then(|| Ok(unsafe { self.code().heap_usage(heap) }))
+    }
+}
+
+struct Threads(Vec<JoinHandle<()>>);
+
+impl Blocks for Threads {
+    fn have_ended(&self) -> bool {
+        self.0.iter().all(JoinHandle::is_finished)
+    }
+
+    fn join(self: Box<Self>) -> Result<()> {
+        for t in self.0 {
+            let _ = t.join();
+        }
+        Ok(())
     }
 }
 

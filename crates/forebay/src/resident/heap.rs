@@ -6,7 +6,7 @@ use super::cpu::Code;
 use super::{Error, Result};
 
 /// Alignment of a heap's beginning.
-const ALIGN: usize = 128;
+pub(super) const ALIGN: usize = 128;
 
 /// What is taken of a heap, and what is left, in bytes of slots and pages (not those that were asked for). Exact while no
 /// task allocates or frees.
@@ -39,6 +39,15 @@ pub struct HeapUse {
 const _: () = assert!(size_of::<HeapUse>() == 80);
 
 impl HeapUse {
+    /// As the device wrote it.
+    pub(super) fn from_bytes(b: &[u8; size_of::<HeapUse>()]) -> Self {
+        let mut words = b.chunks_exact(8).map(|w| u64::from_ne_bytes(w.try_into().unwrap_or_default()));
+        let mut next = || words.next().unwrap_or(0);
+        let (arena, free, longest, slots, large, slack) = (next(), next(), next(), next(), next(), next());
+        let (foreign, interior, twice, last_bad) = (next(), next(), next(), next());
+        HeapUse { arena, free, longest, slots, large, slack, foreign, interior, twice, last_bad }
+    }
+
     /// How much of what is free is not in the longest row, 0 to 1.
     pub fn fragmentation(&self) -> f64 {
         let free = self.free + self.slack;

@@ -3,16 +3,16 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use forebay_hal::cpu::streaming;
+
 use super::call::{Call, Completion};
-use super::cpu::Code;
-use super::heap::{Heap, HeapUse};
-use super::layout::{self, ARGS, Beat, Control, Done, RESULT, Slot};
-use super::memory::Memory;
+use super::heap::HeapUse;
+use super::layout::{self, ARGS, RESULT, Slot};
+use super::site::{Blocks, HostSide, Site};
 use super::watch::Watch;
-use super::{Builder, Error, Result, Sizes};
+use super::{Builder, Error, Result};
 
 /// How long a wait spins before it sleeps between looks.
 const SPIN: Duration = Duration::from_micros(50);
@@ -55,61 +55,38 @@ impl std::fmt::Display for Stuck {
 struct Producer {
     /// Next ticket.
     tail: u32,
-    /// Of each slot, whether somebody still waits for what is (or will be) in its completion.
+    /// Of each slot, whether it was ever filled, and whether somebody still waits for what is (or will be) in its completion.
+    filled: Vec<bool>,
     wanted: Vec<bool>,
     /// Completions whose slot was needed before they were fetched.
     kept: HashMap<u32, (u32, [u8; RESULT])>,
 }
 
-/// Task functions.
-struct Loaded {
-    functions: Vec<String>,
-    code: Code,
-}
-
-impl Loaded {
-    fn name(&self, function: u32) -> String {
-        self.functions.get(function as usize).cloned().unwrap_or_else(|| function.to_string())
-    }
-}
-
 /// What tickets and the grid share.
 struct Shared {
-    /// Only to be freed: everything goes through the addresses below, which blocks have, too.
-    memory: *mut Memory,
-    slots: [*mut Slot; 2],
-    done: *mut Done,
-    beats: *mut Beat,
-    control: *mut Control,
-    /// What blocks run at present.
-    loaded: Mutex<Arc<Loaded>>,
+    site: Box<dyn Site>,
+    host: HostSide,
+    /// Names of the functions.
+    functions: Mutex<Arc<Vec<String>>>,
     rings: [Mutex<Producer>; 2],
     sizes: [usize; 2],
     /// Epoch of each block when it last changed, and when that was.
     seen: Mutex<Vec<(u32, Instant)>>,
-    /// Held while blocks run, and given to whoever frees the memory.
+    /// 0 while tasks are taken, 1 once they are not, 2 when no block runs any more.
     stopped: AtomicU32,
-    /// The heap, or null.
-    heap: *mut u8,
     /// Number of functions there are.
-    functions: AtomicU32,
+    known: AtomicU32,
 }
 
-// SAFETY: `memory` is freed when the last handle drops, after all blocks have ended; see `Memory` for what is in it.
+// SAFETY: the addresses in `host` are the site's, which lives as long; who writes what there is the protocol's
+// (docs/resident.md).
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
 
 impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Grid").field("functions", &self.loaded().functions).finish_non_exhaustive()
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        // SAFETY: made by `Box::into_raw`; no block has it any more: each holds a handle while it runs.
-        drop(unsafe { Box::from_raw(self.memory) });
+        f.debug_struct("Grid").field("functions", &self.functions()).finish_non_exhaustive()
     }
 }
 
@@ -134,7 +111,7 @@ impl Shared {
 
     fn slot(&self, ring: usize, slot: usize) -> *mut Slot {
         // SAFETY: the memory lives as long as `self`, and `slot` is below the ring's size.
-        unsafe { self.slots[ring].add(slot) }
+        unsafe { self.host.slots[ring].add(slot) }
     }
 
     /// The completion of a ticket, if it is there.
@@ -143,18 +120,71 @@ impl Shared {
         // SAFETY: within the completions; `seq` is atomic, and the rest is the host's once it has the ticket's value and
         // until the slot is filled again, which the caller's lock on the ring prevents.
         unsafe {
-            let done = self.done.add(root);
+            let done = self.host.done.add(root);
             let there = word(&raw mut (*done).seq).load(Ordering::Acquire) == number.wrapping_add(1);
             there.then(|| ((*done).status, (*done).result))
         }
     }
 
-    fn loaded(&self) -> Arc<Loaded> {
-        self.loaded.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    fn functions(&self) -> Arc<Vec<String>> {
+        self.functions.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn name(&self, function: u32) -> String {
-        self.loaded().name(function)
+        self.functions().get(function as usize).cloned().unwrap_or_else(|| function.to_string())
+    }
+
+    /// The error of a grid that ended out of order, if it has.
+    fn lost(&self) -> Option<Error> {
+        let why = self.site.fault()?;
+        let mut running = Vec::new();
+        for block in 0..self.seen.lock().unwrap_or_else(PoisonError::into_inner).len() {
+            // SAFETY: within the beats; all that is read is atomic words.
+            let (busy, function, ticket) = unsafe {
+                let beat = self.host.beats.add(block);
+                let read = |p: *mut u32| word(p).load(Ordering::Acquire);
+                (read(&raw mut (*beat).busy), read(&raw mut (*beat).function), read(&raw mut (*beat).ticket))
+            };
+            if busy != 0 {
+                running.push(format!("{} (ticket {})", self.name(function), ticket.wrapping_sub(1)));
+            }
+        }
+        Some(Error::Lost { why, running })
+    }
+
+    /// Fills a slot that is free; the last word of it is its number.
+    ///
+    /// # Safety
+    /// `to` is a slot of this grid that the caller may fill.
+    unsafe fn fill(&self, to: *mut Slot, call: &Call, seq: u32) {
+        let slot = Slot {
+            function: call.function,
+            fuel: call.fuel,
+            first: call.first,
+            count: call.count,
+            args: call.args,
+            unused: 0,
+            seq,
+        };
+        // SAFETY: by the contract. A slot is eight words of 8 bytes without padding; in ordinary memory the last one is
+        // stored behind the others, in the device's as `store_line` does.
+        unsafe {
+            if self.host.mapped {
+                streaming::store_line(&std::mem::transmute::<Slot, [u64; 8]>(slot), to.cast());
+                return;
+            }
+            let seq_at = &raw mut (*to).seq;
+            to.write(Slot { seq: word(seq_at).load(Ordering::Relaxed), ..slot });
+            word(seq_at).store(seq, Ordering::Release);
+        }
+    }
+
+    /// Writes the stop word.
+    fn write_stop(&self, stop: u32) {
+        // SAFETY: the memory lives as long as `self`; the word is atomic.
+        unsafe { word(&raw mut (*self.host.control).stop) }.store(stop, Ordering::Release);
+        // Stores to the device's memory may be held back until something pushes them out.
+        std::sync::atomic::fence(Ordering::SeqCst);
     }
 
     fn stuck(&self) -> Option<Stuck> {
@@ -163,7 +193,7 @@ impl Shared {
         for (block, seen) in seen.iter_mut().enumerate() {
             // SAFETY: within the beats; all that is read is atomic words.
             let (epoch, busy, function) = unsafe {
-                let beat = self.beats.add(block);
+                let beat = self.host.beats.add(block);
                 let read = |p: *mut u32| word(p).load(Ordering::Acquire);
                 (read(&raw mut (*beat).epoch), read(&raw mut (*beat).busy), read(&raw mut (*beat).function))
             };
@@ -184,66 +214,36 @@ impl Shared {
 /// after a second, with the memory that they use.
 pub struct Grid {
     shared: Arc<Shared>,
-    blocks: Vec<JoinHandle<()>>,
-    /// What blocks are given.
-    address: Address,
+    /// None once they have ended.
+    blocks: Option<Box<dyn Blocks>>,
     watch: Watch,
 }
 
-/// Where the grid is for its blocks.
-#[derive(Clone, Copy)]
-struct Address(*mut layout::Grid);
-// SAFETY: the grid is shared by protocol.
-unsafe impl Send for Address {}
-// SAFETY: as above.
-unsafe impl Sync for Address {}
-
 impl Grid {
-    pub(super) fn start(functions: Vec<String>, sizes: &Sizes, code: Code) -> Result<Self> {
-        let (blocks, rings) = (sizes.blocks, [sizes.ring; 2]);
-        let heap = sizes.heap.map(|bytes| Heap::new(&code, bytes, blocks)).transpose()?;
-        let memory = Box::into_raw(Memory::new(sizes, heap));
-        // SAFETY: just made, and nobody else's yet.
-        let (address, slots, done, beats, control, heap) = unsafe {
-            let g = &raw mut *(*memory).grid;
-            (g, [(*g).rings[0].slots, (*g).rings[1].slots], (*g).done, (*g).beats, (*g).control, (*g).heap)
+    pub(super) fn start(with: &Builder, site: Box<dyn Site>) -> Result<Self> {
+        let (rings, host) = ([with.sizes.ring; 2], site.host_side());
+        let producer = |n: usize| {
+            let (filled, wanted) = (vec![false; n], vec![false; n]);
+            Mutex::new(Producer { tail: 0, filled, wanted, kept: HashMap::new() })
         };
-        let producer = |n: usize| Mutex::new(Producer { tail: 0, wanted: vec![false; n], kept: HashMap::new() });
+        let blocks = site.blocks();
         let shared = Arc::new(Shared {
-            memory,
-            slots,
-            done,
-            beats,
-            control,
-            functions: AtomicU32::new(functions.len() as u32),
-            loaded: Mutex::new(Arc::new(Loaded { functions, code })),
+            site,
+            host,
+            known: AtomicU32::new(with.functions.len() as u32),
+            functions: Mutex::new(Arc::new(with.functions.clone())),
             rings: rings.map(producer),
             sizes: rings,
             seen: Mutex::new(vec![(0, Instant::now()); blocks]),
             stopped: AtomicU32::new(0),
-            heap,
         });
-        let mut grid = Grid { shared, blocks: Vec::new(), address: Address(address), watch: Watch::default() };
-        grid.run(blocks)?;
-        Ok(grid)
+        let blocks = Some(shared.site.run(shared.clone())?);
+        Ok(Grid { shared, blocks, watch: Watch::default() })
     }
 
-    /// Starts the blocks.
-    fn run(&mut self, blocks: usize) -> Result<()> {
-        let loaded = self.shared.loaded();
-        for i in 0..blocks {
-            let (address, shared, loaded) = (self.address, self.shared.clone(), loaded.clone());
-            let run = move || {
-                let Address(grid) = { address };
-                // SAFETY: `shared` keeps the memory.
-                unsafe { loaded.code.run(grid, i as u32) };
-                drop(shared);
-            };
-            let thread = std::thread::Builder::new().name(format!("block{i}")).spawn(run);
-            // Dropping the grid ends those that were started.
-            self.blocks.push(thread.map_err(|e| Error::Start(format!("block {i}: {e}")))?);
-        }
-        Ok(())
+    /// Whether its tasks reach the host's memory as it is.
+    pub(super) fn reaches_host(&self) -> bool {
+        self.shared.site.reaches_host()
     }
 
     /// The number of a function.
@@ -251,9 +251,9 @@ impl Grid {
     /// # Errors
     /// [`Error::NoFunction`].
     pub fn function(&self, name: &str) -> Result<u32> {
-        let loaded = self.shared.loaded();
-        let found = loaded.functions.iter().position(|n| n == name);
-        let missing = || Error::NoFunction { name: name.into(), known: loaded.functions.join(", ") };
+        let known = self.shared.functions();
+        let found = known.iter().position(|n| n == name);
+        let missing = || Error::NoFunction { name: name.into(), known: known.join(", ") };
         found.map(|i| i as u32).ok_or_else(missing)
     }
 
@@ -266,8 +266,8 @@ impl Grid {
         if call.given > ARGS {
             return Err(Error::Arguments { is: call.given });
         }
-        if call.function >= s.functions.load(Ordering::Relaxed) {
-            let known = s.loaded().functions.join(", ");
+        if call.function >= s.known.load(Ordering::Relaxed) {
+            let known = s.functions().join(", ");
             return Err(Error::NoFunction { name: format!("number {}", call.function), known });
         }
         let ring = usize::from(!call.urgent);
@@ -279,9 +279,7 @@ impl Grid {
         let (slot, _) = s.at(ring, number);
         let size = s.sizes[ring];
         let before = number.wrapping_sub(size as u32);
-        // SAFETY: within the ring; the field is atomic. A slot whose `seq` is 0 was never used.
-        let used = unsafe { word(&raw mut (*s.slot(ring, slot)).seq).load(Ordering::Relaxed) } != 0;
-        if used {
+        if std::mem::replace(&mut p.filled[slot], true) {
             // Rule 2 of the protocol: the slot is free when its last task's completion has been seen.
             let Some(done) = s.fetch(ring, before) else { return Err(Error::Full(size)) };
             if std::mem::take(&mut p.wanted[slot]) {
@@ -292,15 +290,7 @@ impl Grid {
         p.wanted[slot] = true;
         // SAFETY: the slot is free (above), and the ring is locked: nobody else writes it, and no block reads it before
         // `seq` says so.
-        unsafe {
-            let to = s.slot(ring, slot);
-            (*to).function = call.function;
-            (*to).fuel = call.fuel;
-            (*to).first = call.first;
-            (*to).count = call.count;
-            (*to).args = call.args;
-            word(&raw mut (*to).seq).store(number.wrapping_add(1), Ordering::Release);
-        }
+        unsafe { s.fill(s.slot(ring, slot), &call, number.wrapping_add(1)) };
         Ok(Ticket { ring, number, function: call.function, grid: s.clone() })
     }
 
@@ -313,7 +303,10 @@ impl Grid {
         loop {
             match self.try_submit(call) {
                 Err(Error::Full(_)) if begun.elapsed() < SPIN => std::hint::spin_loop(),
-                Err(Error::Full(_)) => std::thread::sleep(NAP),
+                Err(Error::Full(_)) => match self.shared.lost() {
+                    Some(e) => return Err(e),
+                    None => std::thread::sleep(NAP),
+                },
                 other => return other,
             }
         }
@@ -335,11 +328,9 @@ impl Grid {
         ticket.wait_until(Some(time))
     }
 
-    /// What is taken of the heap, and what is left; none when the grid has no heap ([`super::Builder::heap`]).
+    /// What is taken of the heap, and what is left; none when the grid has no heap ([`super::Builder::heap`]), or is lost.
     pub fn heap(&self) -> Option<HeapUse> {
-        let s = &self.shared;
-        // SAFETY: set up when the grid was started; the memory lives as long as `s`.
-        (!s.heap.is_null()).then(|| unsafe { s.loaded().code.heap_usage(s.heap) })
+        self.shared.site.heap_use()?.ok()
     }
 
     /// A block that makes no progress, if there is one: it has been in the same task for a second.
@@ -381,50 +372,53 @@ impl Grid {
         self.end(layout::STOP_NOW, Some(time))
     }
 
-    /// Exchanges the task functions: those of `with` are built, then what was submitted is done, then the grid goes on with
+    /// Exchanges the task functions: those of `with` are built, what was submitted is done, and the grid goes on with
     /// them. Heap, sizes and tickets stay; what `with` says of sizes is not looked at. Numbers of functions
     /// ([`Grid::function`]) are new.
     ///
     /// # Errors
     /// As [`Builder::start_on_cpu`], after which the grid goes on as it was; [`Error::Stopped`] if it has been stopped before.
     pub fn reload(&mut self, with: &Builder) -> Result<()> {
-        let blocks = self.blocks.len();
-        if blocks == 0 {
+        if self.blocks.is_none() {
             return Err(Error::Stopped);
         }
-        let (functions, code) = with.build()?;
-        self.end(layout::STOP_DRAIN, None)?;
-        let s = &self.shared;
-        for ring in 0..2 {
-            // Tickets that blocks had taken, and nobody filled, went with them.
-            let tail = s.producer(ring).tail;
-            // SAFETY: no block runs, and the memory is there.
-            unsafe { (*self.address.0).rings[ring].head = tail };
+        with.check()?;
+        let s = self.shared.clone();
+        let loaded = match s.site.loads_beside() {
+            true => {
+                s.site.load(with)?;
+                self.end(layout::STOP_DRAIN, None)
+            }
+            // The grid would be in the way, so it is started again whatever comes of it.
+            false => self.end(layout::STOP_DRAIN, None).and_then(|()| s.site.load(with)),
+        };
+        if let Err(Error::Lost { .. } | Error::Stopped) = loaded {
+            return loaded;
         }
-        s.functions.store(functions.len() as u32, Ordering::Relaxed);
-        *s.loaded.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(Loaded { functions, code });
-        // SAFETY: the memory lives as long as `self`; the word is atomic.
-        unsafe { word(&raw mut (*s.control).stop) }.store(layout::RUN, Ordering::Release);
+        // Tickets that blocks had taken, and nobody filled, went with them.
+        s.site.set_heads([s.producer(0).tail, s.producer(1).tail])?;
+        if loaded.is_ok() {
+            s.known.store(with.functions.len() as u32, Ordering::Relaxed);
+            *s.functions.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(with.functions.clone());
+        }
+        s.write_stop(layout::RUN);
         s.stopped.store(0, Ordering::Release);
-        self.run(blocks)
+        self.blocks = Some(s.site.run(s.clone())?);
+        loaded
     }
 
     fn tell(&self, stop: u32) {
         // With both rings locked nothing is half submitted.
         let _rings = [self.shared.producer(0), self.shared.producer(1)];
         self.shared.stopped.fetch_max(1, Ordering::AcqRel);
-        // SAFETY: the memory lives as long as `self`; the word is atomic.
-        let control = unsafe { word(&raw mut (*self.shared.control).stop) };
-        control.store(stop, Ordering::Release);
+        self.shared.write_stop(stop);
     }
 
     fn end(&mut self, word_: u32, within: Option<Duration>) -> Result<()> {
-        if self.blocks.is_empty() {
-            return Err(Error::Stopped);
-        }
+        let Some(blocks) = &self.blocks else { return Err(Error::Stopped) };
         self.tell(word_);
         let begun = Instant::now();
-        while within.is_some() && self.blocks.iter().any(|b| !b.is_finished()) {
+        while within.is_some() && !blocks.have_ended() {
             let waited = begun.elapsed();
             if within.is_some_and(|most| waited > most) {
                 let stuck = self.shared.stuck();
@@ -433,11 +427,9 @@ impl Grid {
             }
             std::thread::sleep(NAP);
         }
-        for b in self.blocks.drain(..) {
-            let _ = b.join();
-        }
+        let ended = self.blocks.take().map_or(Ok(()), |b| b.join());
         self.shared.stopped.store(2, Ordering::Release);
-        Ok(())
+        ended
     }
 }
 
@@ -445,7 +437,7 @@ impl Drop for Grid {
     fn drop(&mut self) {
         self.tell(layout::STOP_NOW);
         let begun = Instant::now();
-        while begun.elapsed() < LEAVE && self.blocks.iter().any(|b| !b.is_finished()) {
+        while begun.elapsed() < LEAVE && self.blocks.as_ref().is_some_and(|b| !b.have_ended()) {
             std::thread::sleep(NAP);
         }
         // What is not begun by now never will be.
@@ -497,7 +489,13 @@ impl Ticket {
                 let (function, stuck) = (self.grid.name(self.function), self.grid.stuck());
                 return Err((Error::TimedOut { function, waited, stuck }, Some(self)));
             }
-            if waited < SPIN { std::hint::spin_loop() } else { std::thread::sleep(NAP) }
+            if waited < SPIN {
+                std::hint::spin_loop();
+            } else if let Some(lost) = self.grid.lost() {
+                return Err((lost, None));
+            } else {
+                std::thread::sleep(NAP);
+            }
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The memory of a grid on the CPU.
+//! The memory of a grid as it begins: on the CPU that is where it runs, for other devices it is what is copied to them.
 
 use super::Sizes;
 use super::heap::Heap;
@@ -10,9 +10,9 @@ pub(super) struct Memory {
     pub(super) grid: Box<layout::Grid>,
     slots: [Box<[Slot]>; 2],
     done: Box<[Done]>,
-    roots: Box<[Root]>,
-    cells: [Box<[Cell]>; 3],
-    nodes: Box<[Node]>,
+    pub(super) roots: Box<[Root]>,
+    pub(super) cells: [Box<[Cell]>; 3],
+    pub(super) nodes: Box<[Node]>,
     beats: Box<[Beat]>,
     control: Box<Control>,
 }
@@ -36,8 +36,8 @@ fn queue(cells: &mut [Cell]) -> Queue {
 }
 
 impl Memory {
-    pub(super) fn new(sizes: &Sizes, mut heap: Option<Heap>) -> Box<Self> {
-        let &Sizes { blocks, ring, nodes, queue: places, grain, .. } = sizes;
+    pub(super) fn new(sizes: &Sizes, blocks: usize, mut heap: Option<Heap>) -> Box<Self> {
+        let &Sizes { ring, nodes, queue: places, grain, .. } = sizes;
         let rings = [ring; 2];
         let roots = rings[0] + rings[1];
         let heap_at = heap.as_mut().map_or(std::ptr::null_mut(), Heap::address);

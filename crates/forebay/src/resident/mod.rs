@@ -5,18 +5,22 @@
 //! submitted as [`Call`]s and awaited by [`Ticket`]s; they may make further tasks, wait for each other and work on ranges, on
 //! the device alone. `docs/resident.md` has the protocol.
 //!
-//! Today a grid runs on the CPU ([`Builder::start_on_cpu`]), where a block is a thread: for development, tests and machines
-//! without a GPU. A C++ compiler is needed at run time.
+//! A grid runs on a CUDA device ([`Builder::start_on`]), where NVRTC compiles the functions, or on the CPU
+//! ([`Builder::start_on_cpu`]), where a block is a thread and a C++ compiler is needed: for development, tests and machines
+//! without a GPU.
 //!
-//! layout.rs: what both sides share; memory.rs: where it is; call.rs: what is submitted; heap.rs: memory that tasks allocate; watch.rs:
-//! calls of the program's functions; task.rs: tasks of dataflow graphs; host.rs: rings, completions, the watchdog; cpu.rs: building and running on the CPU.
+//! layout.rs: what both sides share; memory.rs: where it is; call.rs: what is submitted; heap.rs: memory that tasks allocate;
+//! watch.rs: calls of the program's functions; task.rs: tasks of dataflow graphs; host.rs: rings, completions, the watchdog;
+//! site.rs: where it runs, which is cpu.rs or cuda.rs.
 
 mod call;
 mod cpu;
+mod cuda;
 mod heap;
 mod host;
 mod layout;
 mod memory;
+mod site;
 mod task;
 mod watch;
 
@@ -24,6 +28,10 @@ pub use call::{Call, Completion};
 pub use heap::HeapUse;
 pub use host::{Grid, Stuck, Ticket};
 pub use layout::{ARGS, FIRST_OWN, RESULT, header};
+
+use std::sync::Arc;
+
+use forebay_hal::{Device, Kind};
 
 /// What can go wrong with a grid.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -67,6 +75,14 @@ pub enum Error {
     /// The grid has been stopped.
     #[error("the grid has been stopped")]
     Stopped,
+    /// A task did what the device does not let pass, and with it everything on the device has ended.
+    #[error("the grid is lost: {why}; blocks were in: {}", if running.is_empty() { "unknown".to_owned() } else { running.join(", ") })]
+    Lost {
+        /// The driver's words.
+        why: String,
+        /// Function and ticket of each block that was busy.
+        running: Vec<String>,
+    },
     /// The root used up its fuel.
     #[error("task {function:?} used up its fuel")]
     OutOfFuel {
@@ -140,7 +156,9 @@ pub struct Builder {
 /// How large what a grid has is.
 #[derive(Clone, Debug)]
 struct Sizes {
-    blocks: usize,
+    /// If not as many as the place has room for.
+    blocks: Option<usize>,
+    threads: usize,
     ring: usize,
     nodes: usize,
     queue: usize,
@@ -152,10 +170,8 @@ impl Builder {
     /// A grid with the task functions in `source`: each is `TASK(name) { … }`, in which `c` is the context and `t` the task
     /// (`device/resident/grid.h` says what they offer).
     pub fn new(source: impl Into<String>) -> Self {
-        // One core is the host's, who may wait by looking.
-        let blocks = std::thread::available_parallelism().map_or(1, |n| n.get() - 1).max(1);
         let functions = Vec::new();
-        let sizes = Sizes { blocks, ring: 1024, nodes: 4096, queue: 4096, grain: 256, heap: None };
+        let sizes = Sizes { blocks: None, threads: 128, ring: 1024, nodes: 4096, queue: 4096, grain: 256, heap: None };
         Builder { source: source.into(), functions, sizes }
     }
 
@@ -166,9 +182,16 @@ impl Builder {
         self
     }
 
-    /// Blocks; by default one for each core but one.
+    /// Blocks; by default one for each core but one, or for each multiprocessor. More than have room at a time do nothing
+    /// until others end.
     pub fn blocks(mut self, n: usize) -> Self {
-        self.sizes.blocks = n;
+        self.sizes.blocks = Some(n);
+        self
+    }
+
+    /// Threads of a block on a GPU, 128 by default; a multiple of 32, 1024 at most. On the CPU a block is one thread.
+    pub fn threads(mut self, n: usize) -> Self {
+        self.sizes.threads = n;
         self
     }
 
@@ -211,8 +234,12 @@ impl Builder {
         power("ring", self.sizes.ring)?;
         power("nodes", self.sizes.nodes)?;
         power("queue", self.sizes.queue)?;
-        if !(1..=MAX_BLOCKS).contains(&self.sizes.blocks) {
-            return Err(Error::Setting { what: "blocks", is: self.sizes.blocks as u64, allowed: "1 to 1024" });
+        if let Some(n) = self.sizes.blocks.filter(|n| !(1..=MAX_BLOCKS).contains(n)) {
+            return Err(Error::Setting { what: "blocks", is: n as u64, allowed: "1 to 1024" });
+        }
+        if !self.sizes.threads.is_multiple_of(32) || !(32..=1024).contains(&self.sizes.threads) {
+            let is = self.sizes.threads as u64;
+            return Err(Error::Setting { what: "threads", is, allowed: "a multiple of 32, 32 to 1024," });
         }
         if self.sizes.grain == 0 {
             return Err(Error::Setting { what: "grain", is: 0, allowed: "1 or more" });
@@ -255,12 +282,28 @@ impl Builder {
     /// # Errors
     /// [`Error::NoCompiler`], [`Error::Compile`] with the compiler's words, [`Error::Setting`], [`Error::Start`].
     pub fn start_on_cpu(&self) -> Result<Grid> {
-        let (functions, code) = self.build()?;
-        Grid::start(functions, &self.sizes, code)
+        self.check()?;
+        Grid::start(self, Box::new(cpu::CpuSite::new(self)?))
     }
 
-    fn build(&self) -> Result<(Vec<String>, cpu::Code)> {
+    /// Builds the functions and starts the grid on a device: of CUDA, or the CPU. On a CUDA device kernels that are to be used
+    /// beside it are compiled before it is started, and memory that is freed while it runs is free when it has ended.
+    ///
+    /// # Errors
+    /// As [`Builder::start_on_cpu`]; [`Error::Start`] for devices of other kinds.
+    pub fn start_on(&self, device: &Arc<dyn Device>) -> Result<Grid> {
         self.check()?;
-        Ok((self.functions.clone(), cpu::build(&self.text())?))
+        match device.info().kind {
+            Kind::Cpu => self.start_on_cpu(),
+            Kind::Cuda => Grid::start(self, Box::new(cuda::CudaSite::new(self, device)?)),
+            other => Err(Error::Start(format!("grids run on CUDA devices and the CPU, not on {other}"))),
+        }
+    }
+}
+
+impl Sizes {
+    /// Blocks on the CPU: one core is the host's, who may wait by looking.
+    fn blocks(&self) -> usize {
+        self.blocks.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get() - 1).max(1))
     }
 }

@@ -21,7 +21,7 @@ impl Task {
     /// items of the iteration space, a range at a time (`t->first`, `t->count`; x fastest), and finds what is at port `i`, in
     /// order of declaration (inputs, then outputs), by `fb_span(t, i)`. What is in no datablock is null.
     ///
-    /// The invocation is done when all tasks are that the function made.
+    /// The invocation is done when all tasks are that the function made. The grid is one on the CPU.
     pub fn resident(mut self, grid: &Arc<Grid>, function: &str) -> Self {
         let number = match grid.function(function) {
             Ok(n) => n,
@@ -30,6 +30,12 @@ impl Task {
                 return self;
             }
         };
+        if !grid.reaches_host() {
+            self.wrong(
+                "a resident task needs a grid on the CPU: on other devices its blocks' bytes would be elsewhere".into(),
+            );
+            return self;
+        }
         let grid = grid.clone();
         self.host(move |inv| {
             let mut spans = Vec::with_capacity(inv.inputs.len() + inv.outputs.len());

@@ -1,0 +1,297 @@
+//! A grid on a CUDA device: one kernel that stays, loaded with all that it needs before it is launched.
+//!
+//! Where things are: rings, heartbeats and the stop word in device memory that the processor reaches, if there is such
+//! memory (blocks look at them all the time, the host writes a line now and then), else in page-locked memory of the host;
+//! completions always there, since the host looks at those; everything else in device memory.
+
+use std::mem::offset_of;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use forebay_hal::{Arg, Buffer, Device, Direction, Fence, Geometry, Kernel, Method, Occupied, Queue, Source};
+
+use super::heap::{ALIGN, HeapUse};
+use super::layout::{self, Beat, Control, Done, Slot};
+use super::memory::Memory;
+use super::site::{Blocks, HostSide, Site};
+use super::{Builder, Error, MAX_BLOCKS, Result};
+
+/// Shape of the kernels that set a heap up and look at it.
+const HEAP_BLOCKS: usize = 64;
+const HEAP_THREADS: usize = 256;
+/// Hints that each multiprocessor keeps for its warps, of a heap of at least [`LARGE`] bytes and of a smaller one.
+const HINTS: [u32; 2] = [32, 4];
+const LARGE: u64 = 64 << 20;
+
+/// The functions as kernels.
+struct Kernels {
+    grid: Kernel,
+    heap_setup: Kernel,
+    heap_usage: Kernel,
+}
+
+impl Kernels {
+    fn compile(device: &Arc<dyn Device>, with: &Builder) -> Result<Arc<Self>> {
+        let source = Source::CudaCpp(with.text().into());
+        let kernel = |entry: &str| device.compile(&source, entry);
+        let (grid, heap_setup, heap_usage) = (kernel("fb_grid")?, kernel("fb_heap_setup")?, kernel("fb_heap_usage")?);
+        Ok(Arc::new(Kernels { grid, heap_setup, heap_usage }))
+    }
+}
+
+struct Queues {
+    /// Has the grid in it, while that runs.
+    grid: Box<dyn Queue>,
+    side: Box<dyn Queue>,
+    launched: Fence,
+}
+
+struct Heap {
+    _memory: Buffer,
+    /// Where it begins in that.
+    at: u64,
+    /// What was found of its use.
+    found: Buffer,
+}
+
+struct Inner {
+    device: Arc<dyn Device>,
+    grid: Buffer,
+    heap: Option<Heap>,
+    /// Everything that the grid points to.
+    _parts: Vec<Buffer>,
+    host: HostSide,
+    blocks: usize,
+    shape: Geometry,
+    kernels: Mutex<Arc<Kernels>>,
+    queues: Mutex<Queues>,
+}
+
+// SAFETY: the addresses in `host` are of buffers in `_parts`; who writes what there is the protocol's (docs/resident.md).
+unsafe impl Send for Inner {}
+// SAFETY: as above.
+unsafe impl Sync for Inner {}
+
+/// A CUDA device.
+pub(super) struct CudaSite(Arc<Inner>);
+
+/// The bytes of plain values.
+fn bytes<T>(values: &[T]) -> &[u8] {
+    // SAFETY: the types of the layout are integers and addresses without padding that anybody reads, and live as long.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
+}
+
+fn address(b: &Buffer) -> Result<u64> {
+    b.address().ok_or_else(|| Error::Start("device memory without an address".into()))
+}
+
+/// Copies to the device, and waits.
+fn upload(q: &mut dyn Queue, to: &Buffer, offset: usize, from: &[u8]) -> Result<()> {
+    let source = from.as_ptr().cast_mut();
+    // SAFETY: only read, and awaited here.
+    unsafe { q.transfer(Method::Engine, Direction::ToDevice, to, offset, source, from.len())? };
+    let fence = q.fence()?;
+    Ok(q.wait(fence)?)
+}
+
+impl CudaSite {
+    pub(super) fn new(with: &Builder, device: &Arc<dyn Device>) -> Result<Self> {
+        // Asked for now: it compiles a kernel the first time.
+        let _ = device.methods();
+        let kernels = Kernels::compile(device, with)?;
+        let sizes = &with.sizes;
+        let blocks = sizes.blocks.unwrap_or(device.info().compute_units as usize).clamp(1, MAX_BLOCKS);
+        let mut side = device.queue()?;
+        let heap = sizes.heap.map(|bytes| heap(device, &mut *side, &kernels, bytes)).transpose()?;
+        let image = Memory::new(sizes, blocks, None);
+        let mut parts = Vec::new();
+        let mut place = |from: &[u8], q: &mut dyn Queue| -> Result<u64> {
+            let b = device.alloc(from.len())?;
+            upload(q, &b, 0, from)?;
+            let at = address(&b)?;
+            parts.push(b);
+            Ok(at)
+        };
+        let cells = [0, 1, 2].map(|i| place(bytes(&image.cells[i]), &mut *side));
+        let [urgent, ordinary, free] = cells;
+        let (nodes, roots) = (place(bytes(&image.nodes), &mut *side)?, place(bytes(&image.roots), &mut *side)?);
+        let (done, done_there) = device.alloc_shared(size_of::<Done>() * 2 * sizes.ring)?;
+        // One piece: rings, the stop word, heartbeats.
+        let ring = size_of::<Slot>() * sizes.ring;
+        let (control, beats) = (2 * ring, 2 * ring + size_of::<Control>());
+        let (near, near_there, mapped) = near(device, &mut *side, beats + size_of::<Beat>() * blocks)?;
+        let at = address(&near_there)?;
+        // SAFETY: addresses within the piece; every part of it is a multiple of 64 bytes.
+        let here = |offset: usize| unsafe { near.add(offset) };
+        let host_of_done = done.host_ptr().ok_or_else(|| Error::Start("host memory without an address".into()))?;
+        let host = HostSide {
+            slots: [here(0).cast(), here(ring).cast()],
+            done: host_of_done.as_ptr().cast(),
+            beats: here(beats).cast(),
+            control: here(control).cast(),
+            mapped,
+        };
+        // SAFETY: a copy of plain values; the boxes that it points to are not this copy's.
+        let mut g = unsafe { std::ptr::read(&raw const *image.grid) };
+        (g.rings[0].slots, g.rings[1].slots) = (at as *mut Slot, (at + ring as u64) as *mut Slot);
+        (g.queues[0].cells, g.queues[1].cells) = (urgent? as *mut _, ordinary? as *mut _);
+        (g.free_nodes.cells, g.nodes, g.roots) = (free? as *mut _, nodes as *mut _, roots as *mut _);
+        g.done = address(&done_there)? as *mut _;
+        g.control = (at + control as u64) as *mut _;
+        g.beats = (at + beats as u64) as *mut _;
+        g.heap = heap.as_ref().map_or(0, |h| h.at) as *mut u8;
+        let grid = device.alloc(size_of::<layout::Grid>())?;
+        upload(&mut *side, &grid, 0, bytes(std::slice::from_ref(&g)))?;
+        parts.extend([done, done_there, near_there]);
+        let shape = Geometry::linear(blocks * sizes.threads).with_group(sizes.threads, 1, 1);
+        let queues = Mutex::new(Queues { grid: device.queue()?, side, launched: Fence::default() });
+        let device = device.clone();
+        let kernels = Mutex::new(kernels);
+        Ok(CudaSite(Arc::new(Inner { device, grid, heap, _parts: parts, host, blocks, shape, kernels, queues })))
+    }
+}
+
+/// A piece that both sides look at often: the host's address, the device's buffer, and whether it is device memory.
+fn near(device: &Arc<dyn Device>, q: &mut dyn Queue, bytes: usize) -> Result<(*mut u8, Buffer, bool)> {
+    let b = device.alloc_mapped(bytes)?;
+    if let Some(p) = b.mapped_ptr() {
+        q.fill(&b, 0, bytes, 0)?;
+        let fence = q.fence()?;
+        q.wait(fence)?;
+        return Ok((p.as_ptr(), b, true));
+    }
+    // The handle of the device keeps the host's memory.
+    let (here, there) = device.alloc_shared(bytes)?;
+    let p = here.host_ptr().ok_or_else(|| Error::Start("host memory without an address".into()))?;
+    Ok((p.as_ptr(), there, false))
+}
+
+fn heap(device: &Arc<dyn Device>, q: &mut dyn Queue, kernels: &Kernels, bytes: u64) -> Result<Heap> {
+    let failed = |why: String| Error::Start(format!("a heap of {bytes} bytes: {why}"));
+    let memory = device.alloc(usize::try_from(bytes).unwrap_or(usize::MAX)).map_err(|e| failed(e.to_string()))?;
+    let (begin, found) = (address(&memory)?, device.alloc(size_of::<HeapUse>())?);
+    let processors = device.info().compute_units.max(1);
+    let hints = HINTS[usize::from(bytes < LARGE)];
+    let shape = Geometry::linear(4 * processors as usize * HEAP_THREADS).with_group(HEAP_THREADS, 1, 1);
+    let args = [Arg::U64(begin), Arg::U64(bytes), Arg::U32(processors), Arg::U32(hints), Arg::Buffer(&found)];
+    q.launch(&kernels.heap_setup, &shape, &args)?;
+    let mut ok = [0u8; 4];
+    download(q, &found, &mut ok)?;
+    if ok == [0; 4] {
+        return Err(failed("no room for a page of 65536 and what describes it".into()));
+    }
+    let at = begin.next_multiple_of(ALIGN as u64);
+    Ok(Heap { _memory: memory, at, found })
+}
+
+fn download(q: &mut dyn Queue, from: &Buffer, to: &mut [u8]) -> Result<()> {
+    // SAFETY: awaited here.
+    unsafe { q.transfer(Method::Engine, Direction::ToHost, from, 0, to.as_mut_ptr(), to.len())? };
+    let fence = q.fence()?;
+    Ok(q.wait(fence)?)
+}
+
+impl Inner {
+    fn queues(&self) -> MutexGuard<'_, Queues> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn kernels(&self) -> Arc<Kernels> {
+        self.kernels.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Site for CudaSite {
+    fn host_side(&self) -> HostSide {
+        self.0.host
+    }
+
+    fn blocks(&self) -> usize {
+        self.0.blocks
+    }
+
+    fn reaches_host(&self) -> bool {
+        false
+    }
+
+    fn loads_beside(&self) -> bool {
+        false
+    }
+
+    fn load(&self, with: &Builder) -> Result<()> {
+        let kernels = Kernels::compile(&self.0.device, with)?;
+        *self.0.kernels.lock().unwrap_or_else(PoisonError::into_inner) = kernels;
+        Ok(())
+    }
+
+    fn run(&self, keep: Arc<dyn Send + Sync>) -> Result<Box<dyn Blocks>> {
+        let kernels = self.0.kernels();
+        let mut q = self.0.queues();
+        q.grid.launch(&kernels.grid, &self.0.shape, &[Arg::Buffer(&self.0.grid)])?;
+        q.launched = q.grid.fence()?;
+        let occupied = Some(self.0.device.occupy());
+        Ok(Box::new(Running { site: self.0.clone(), keep: Some(keep), occupied }))
+    }
+
+    fn set_heads(&self, heads: [u32; 2]) -> Result<()> {
+        for (i, head) in heads.into_iter().enumerate() {
+            let at = offset_of!(layout::Grid, rings) + i * size_of::<layout::Ring>() + offset_of!(layout::Ring, head);
+            upload(&mut *self.0.queues().side, &self.0.grid, at, &head.to_ne_bytes())?;
+        }
+        Ok(())
+    }
+
+    fn fault(&self) -> Option<String> {
+        let mut q = self.0.queues();
+        let launched = q.launched;
+        q.grid.done(launched).err().map(|e| e.to_string())
+    }
+
+    fn heap_use(&self) -> Option<Result<HeapUse>> {
+        let h = self.0.heap.as_ref()?;
+        let look = || {
+            let kernels = self.0.kernels();
+            let mut q = self.0.queues();
+            q.side.fill(&h.found, 0, size_of::<HeapUse>(), 0)?;
+            let shape = Geometry::linear(HEAP_BLOCKS * HEAP_THREADS).with_group(HEAP_THREADS, 1, 1);
+            q.side.launch(&kernels.heap_usage, &shape, &[Arg::U64(h.at), Arg::Buffer(&h.found)])?;
+            let mut to = [0u8; size_of::<HeapUse>()];
+            download(&mut *q.side, &h.found, &mut to)?;
+            Ok(HeapUse::from_bytes(&to))
+        };
+        Some(look())
+    }
+}
+
+/// The kernel.
+struct Running {
+    site: Arc<Inner>,
+    keep: Option<Arc<dyn Send + Sync>>,
+    occupied: Option<Occupied>,
+}
+
+impl Blocks for Running {
+    fn have_ended(&self) -> bool {
+        let mut q = self.site.queues();
+        let launched = q.launched;
+        // What is lost has ended, too.
+        q.grid.done(launched).unwrap_or(true)
+    }
+
+    fn join(self: Box<Self>) -> Result<()> {
+        let completion = {
+            let mut q = self.site.queues();
+            let launched = q.launched;
+            q.grid.completion(launched)?
+        };
+        Ok(completion.map_or(Ok(()), |c| c.wait())?)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if !self.have_ended() {
+            // The device still uses all of it, and frees nothing while the kernel runs.
+            std::mem::forget((self.keep.take(), self.occupied.take(), self.site.clone()));
+        }
+    }
+}
