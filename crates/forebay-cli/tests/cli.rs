@@ -136,6 +136,20 @@ fn the_demo_runs_on_cuda_with_the_stand_in() {
     );
 }
 
+#[test]
+fn the_grids_experiments_hold_on_cuda_with_the_stand_in() {
+    let Some(dir) = stand_in::build() else { return };
+    let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    command.args(["bench", "resident", "--device", "cuda", "--quick", "--json"]);
+    let o = stand_in::under(dir, command).output().unwrap();
+    assert!(o.status.success(), "{}", String::from_utf8_lossy(&o.stderr));
+    let v: serde_json::Value = serde_json::from_str(&stdout(&o)).unwrap();
+    let cases: Vec<_> = v["rows"].as_array().unwrap().iter().map(|r| r["case"].as_str().unwrap()).collect();
+    for experiment in ["A, ", "B, ", "C, ", "D, ", "E, ", "F, "] {
+        assert!(cases.iter().any(|c| c.starts_with(experiment)), "{experiment}: {cases:?}");
+    }
+}
+
 /// The order of the driver's calls, on the stand-in: nobody is left locked by what is refused.
 #[test]
 fn a_process_is_moved_off_its_gpu_and_back_with_the_stand_in() {

@@ -82,8 +82,15 @@ pub enum Bench {
     /// One of the programs that are alike of `bench placement`
     #[command(hide = true)]
     PlacementAlike,
-    /// The resident grid: round trips, throughput, searches, the heap, tasks that make tasks (on the CPU, so far)
-    Resident,
+    /// The resident grid: round trips, throughput, searches, the heap, tasks that make tasks
+    Resident {
+        /// On this kind of device: cpu, cuda
+        #[arg(long)]
+        device: Option<forebay::Kind>,
+        /// So little of everything that it only shows that it works
+        #[arg(long, requires = "device")]
+        quick: bool,
+    },
     /// Every way of moving bytes between host and device, at every size, alone and under interference
     Transfer {
         /// Only this kind of device: cpu, opencl, cuda
@@ -134,7 +141,7 @@ pub fn run(bench: &Bench, output: &Output) -> Result<(), String> {
         Bench::Sharing { device } => Report::new("sharing", sharing::run(*device)?),
         Bench::Placement => Report::new("placement", placement::run()?),
         Bench::PlacementAlike => return placement::be_alike(),
-        Bench::Resident => Report::new("resident", resident::run().map_err(|e| e.to_string())?),
+        Bench::Resident { device, quick } => Report::new("resident", resident::run(*device, *quick)?),
         Bench::TransferLoad { load } => return transfer::load::be(*load),
         Bench::Transfer { device, quick } => {
             let (rows, plots) = transfer::run(*device, *quick)?;

@@ -93,6 +93,20 @@ impl Row {
         self
     }
 
+    /// With a target for the figure itself, which is to be at most this.
+    pub fn below(mut self, limit: f64) -> Self {
+        self.target = format!("≤ {limit} {}", self.unit);
+        self.met = self.ours.map(|v| v <= limit);
+        self
+    }
+
+    /// With a target for the figure itself, which is to be at least this.
+    pub fn above(mut self, limit: f64) -> Self {
+        self.target = format!("≥ {limit} {}", self.unit);
+        self.met = self.ours.map(|v| v >= limit);
+        self
+    }
+
     /// With the ratio `peer / ours`, which is to be at least `limit`.
     pub fn faster_than(mut self, peer: &str, limit: f64) -> Self {
         let theirs = self.peers.get(peer).copied().flatten();

@@ -1,13 +1,16 @@
-//! `forebay bench resident`: the resident grid against other ways of handing out small pieces of work. On the CPU, so far.
+//! `forebay bench resident`: the resident grid against other ways of handing out small pieces of work. On the CPU, and on
+//! a CUDA device (gpu.rs).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::Instant;
 
+use forebay::Kind;
 use forebay::resident::{Builder, Call, Grid, Result};
 
 use crate::bench::schema::{Row, median, quantile};
 
+mod gpu;
 mod heap;
 mod search;
 
@@ -199,8 +202,17 @@ fn softmax(grid: &Grid, rows: &mut Vec<Row>) -> Result<()> {
     Ok(())
 }
 
-/// All of it.
-pub fn run() -> Result<Vec<Row>> {
+/// All of it, on this kind of device: the CPU, or CUDA, which is what is taken if it is there.
+pub fn run(device: Option<Kind>, quick: bool) -> std::result::Result<Vec<Row>, String> {
+    match device {
+        Some(Kind::Cuda) => gpu::run(quick),
+        None if !forebay::hal::discover(&[Kind::Cuda]).0.is_empty() => gpu::run(quick),
+        None | Some(Kind::Cpu) => on_cpu().map_err(|e| e.to_string()),
+        Some(other) => Err(format!("grids run on cpu and cuda, not on {other}")),
+    }
+}
+
+fn on_cpu() -> Result<Vec<Row>> {
     let text = [TASKS, search::TASKS, heap::TASKS].concat();
     let functions = ["echo", "work", "tree", "softmax", "level", "many", "one_level", "churn", "outstanding", "mixed"];
     let grid = Builder::new(text).functions(functions).grain(4096).queue(1 << 14).heap(64 << 20).start_on_cpu()?;

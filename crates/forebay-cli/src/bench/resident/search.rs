@@ -59,9 +59,9 @@ TASK(one_level) { expand((Search *)arg(t, 0), (u32)arg(t, 1), (u32)t->first, (u3
 ";
 
 /// A graph by rows.
-struct Csr {
-    offsets: Vec<u32>,
-    edges: Vec<u32>,
+pub(super) struct Csr {
+    pub(super) offsets: Vec<u32>,
+    pub(super) edges: Vec<u32>,
 }
 
 /// `Search` of the device's side.
@@ -107,12 +107,12 @@ impl Csr {
         Csr { offsets, edges }
     }
 
-    fn chain(n: u32) -> Self {
+    pub(super) fn chain(n: u32) -> Self {
         Self::new(n as usize, &(1..n).map(|v| (v - 1, v)).collect::<Vec<_>>())
     }
 
     /// A square of places of which every eighth is a hole.
-    fn holes(side: u32) -> Self {
+    pub(super) fn holes(side: u32) -> Self {
         let hole = |v: u32| v != 0 && v.wrapping_mul(2_654_435_761) >> 16 & 7 == 7;
         let mut pairs = Vec::new();
         for v in (0..side * side).filter(|v| !hole(*v)) {
@@ -124,7 +124,7 @@ impl Csr {
     }
 
     /// Graph500's: 2^scale vertices, 16 edges for each, quarters of the matrix by 0.57, 0.19, 0.19, 0.05.
-    fn kronecker(scale: u32) -> Self {
+    pub(super) fn kronecker(scale: u32) -> Self {
         let mut random = Random(scale.into());
         let edge = |_| {
             let (mut a, mut b) = (0u32, 0);
@@ -143,18 +143,18 @@ impl Csr {
     }
 
     /// Erdős and Rényi's: 8 edges for each of `n` vertices, anywhere.
-    fn anywhere(n: u32) -> Self {
+    pub(super) fn anywhere(n: u32) -> Self {
         let mut random = Random(n.into());
         let mut vertex = || (random.next() % u64::from(n)) as u32;
         Self::new(n as usize, &(0..8 * n).map(|_| (vertex(), vertex())).collect::<Vec<_>>())
     }
 
-    fn vertices(&self) -> usize {
+    pub(super) fn vertices(&self) -> usize {
         self.offsets.len() - 1
     }
 
     /// One after the other, on one core.
-    fn serial(&self) -> Vec<u32> {
+    pub(super) fn serial(&self) -> Vec<u32> {
         let mut distances = vec![u32::MAX; self.vertices()];
         let mut queue = VecDeque::from([0u32]);
         distances[0] = 0;

@@ -1,0 +1,485 @@
+//! The same experiments on a CUDA device, against ordinary launches, CUDA graphs and one kernel that does all.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use forebay::hal::{
+    Arg, Buffer, Device, Direction, Geometry, Kernel, Kind, Listed, Method, Queue, Recorded, Source, discover,
+};
+use forebay::resident::{Builder, Call, Grid};
+
+use super::search::Csr;
+use crate::bench::schema::{Row, median, quantile};
+
+const TASKS: &str = include_str!("tasks.cu");
+const FUNCTIONS: [&str; 7] = ["echo", "chain", "work", "tree", "softmax", "level", "many"];
+/// Bytes of the heap that is compared with others.
+const HEAP: u64 = 1 << 30;
+/// The numbers of threads at which heaps are compared, and how often each has its pieces.
+const THREADS: [usize; 2] = [16_384, 270_336];
+const ROUNDS: u32 = 8;
+/// Threads of a block of the kernels that are compared with.
+const GROUP: usize = 256;
+
+/// Where the counts are in `Search` of tasks.cu.
+const COUNTS: usize = 40;
+
+/// What a measurement can fail with.
+type Failure = String;
+type Result<T> = std::result::Result<T, Failure>;
+
+fn text(e: impl std::fmt::Display) -> Failure {
+    e.to_string()
+}
+
+/// How much is done: less where the device is a stand-in, which only shows that it works.
+#[derive(Clone, Copy)]
+struct Effort {
+    repeats: usize,
+    trips: usize,
+    /// Most items and tasks of a measurement.
+    items: usize,
+    /// Depth of the tree of tasks.
+    depth: u64,
+    chain: u32,
+    scale: u32,
+    threads: usize,
+}
+
+const FULL: Effort =
+    Effort { repeats: 7, trips: 20_000, items: 10_000_000, depth: 22, chain: 20_000, scale: 20, threads: usize::MAX };
+const QUICK: Effort = Effort { repeats: 1, trips: 50, items: 1000, depth: 6, chain: 100, scale: 8, threads: 512 };
+
+struct Gpu {
+    device: Arc<dyn Device>,
+    queue: Box<dyn Queue>,
+    grid: Grid,
+    kernels: Vec<(&'static str, Kernel)>,
+    effort: Effort,
+    rows: Vec<Row>,
+}
+
+/// All of it.
+pub fn run(quick: bool) -> Result<Vec<Row>> {
+    let (devices, missing) = discover(&[Kind::Cuda]);
+    let device = devices.into_iter().next().ok_or_else(|| missing.first().map_or("none".into(), |(_, e)| text(e)))?;
+    let effort = if quick { QUICK } else { FULL };
+    let with = Builder::new(TASKS).functions(FUNCTIONS).grain(4096).queue(1 << 16).ring(1 << 14);
+    let source = Source::CudaCpp(with.text().into());
+    let names =
+        ["echo_alone", "work_alone", "softmax_alone", "level_alone", "churn", "outstanding", "mixed", "fb_heap_setup"];
+    // Before the grid is there: loading waits for kernels.
+    let kernels = names.map(|n| device.compile(&source, n).map(|k| (n, k))).into_iter();
+    let kernels = kernels.collect::<std::result::Result<Vec<_>, _>>().map_err(text)?;
+    let queue = device.queue().map_err(text)?;
+    // The heap has the device to itself: a grid that waits would take part of its time.
+    let mut rows = Vec::new();
+    eprintln!("resident: the heap");
+    heaps(&device, &kernels, effort, &mut rows)?;
+    let grid = with.start_on(&device).map_err(text)?;
+    let mut gpu = Gpu { device, queue, grid, kernels, effort, rows };
+    let parts: [(&str, Part); 6] = [
+        ("round trips", Gpu::round_trips),
+        ("throughput", Gpu::throughput),
+        ("searches", Gpu::searches),
+        ("small computations", Gpu::softmax),
+        ("tasks that make tasks", Gpu::trees),
+        ("an idle grid beside other work, and its end", Gpu::idle),
+    ];
+    for (name, part) in parts {
+        eprintln!("resident: {name}");
+        part(&mut gpu)?;
+    }
+    Ok(gpu.rows)
+}
+
+/// An experiment.
+type Part = fn(&mut Gpu) -> Result<()>;
+
+fn seconds(repeats: usize, mut f: impl FnMut() -> Result<()>) -> Result<f64> {
+    f()?;
+    let mut samples = Vec::new();
+    for _ in 0..repeats {
+        let begun = Instant::now();
+        f()?;
+        samples.push(begun.elapsed().as_secs_f64());
+    }
+    Ok(median(samples))
+}
+
+fn filled(device: &Arc<dyn Device>, q: &mut dyn Queue, bytes: &[u8]) -> Result<Buffer> {
+    let b = device.alloc(bytes.len()).map_err(text)?;
+    put(q, &b, bytes)?;
+    Ok(b)
+}
+
+fn put(q: &mut dyn Queue, to: &Buffer, bytes: &[u8]) -> Result<()> {
+    // SAFETY: only read, and awaited here.
+    unsafe {
+        q.transfer(Method::Engine, Direction::ToDevice, to, 0, bytes.as_ptr().cast_mut(), bytes.len()).map_err(text)?;
+    }
+    finish(q)
+}
+
+fn get(q: &mut dyn Queue, from: &Buffer, bytes: &mut [u8]) -> Result<()> {
+    // SAFETY: awaited here.
+    unsafe {
+        q.transfer(Method::Engine, Direction::ToHost, from, 0, bytes.as_mut_ptr(), bytes.len()).map_err(text)?;
+    }
+    finish(q)
+}
+
+fn finish(q: &mut dyn Queue) -> Result<()> {
+    let f = q.fence().map_err(text)?;
+    q.wait(f).map_err(text)
+}
+
+fn address(b: &Buffer) -> u64 {
+    b.address().unwrap_or(0)
+}
+
+/// Enough threads for all of the device, each for several of `n` items at most.
+fn shape(device: &Arc<dyn Device>, n: usize) -> Geometry {
+    let most = device.info().compute_units as usize * 2048;
+    Geometry::linear(n.clamp(1, most).next_multiple_of(GROUP)).with_group(GROUP, 1, 1)
+}
+
+impl Gpu {
+    fn kernel(&self, name: &str) -> Result<Kernel> {
+        let found = self.kernels.iter().find(|(n, _)| *n == name);
+        found.map(|(_, k)| k.clone()).ok_or_else(|| format!("no kernel {name}"))
+    }
+
+    fn call(&self, name: &str, args: &[u64]) -> Result<Call> {
+        Ok(Call::new(self.grid.function(name).map_err(text)?).args(bytemuck::cast_slice(args)))
+    }
+
+    fn wait(&self, call: Call) -> Result<u64> {
+        let ticket = self.grid.submit(call).map_err(text)?;
+        Ok(self.grid.wait(ticket).map_err(text)?.result_as::<u64>())
+    }
+
+    /// A: from the host to a task and back; and from a task to the one that it makes.
+    fn round_trips(&mut self) -> Result<()> {
+        let Effort { trips, repeats, .. } = self.effort;
+        let mut ours = Vec::with_capacity(trips);
+        for i in 0..trips as u64 {
+            let call = self.call("echo", &[i])?;
+            let begun = Instant::now();
+            let answer = self.wait(call)?;
+            ours.push(begun.elapsed().as_secs_f64() * 1e6);
+            assert_eq!(answer, i + 1);
+        }
+        let (echo, to) = (self.kernel("echo_alone")?, self.device.alloc(8).map_err(text)?);
+        let mut launches = Vec::with_capacity(trips);
+        for i in 0..trips.min(2000) as u64 {
+            let begun = Instant::now();
+            let args = [Arg::Buffer(&to), Arg::U64(i)];
+            self.queue.launch(&echo, &Geometry::linear(1).with_group(1, 1, 1), &args).map_err(text)?;
+            finish(&mut *self.queue)?;
+            launches.push(begun.elapsed().as_secs_f64() * 1e6);
+        }
+        for (what, q, limit) in [("median", 0.5, 2.2), ("p99", 0.99, 2.6)] {
+            let row =
+                Row::new(format!("A, cuda: host to task and back, {what}"), "µs", Some(quantile(ours.clone(), q)));
+            self.rows.push(row.peer("launch and wait", Some(quantile(launches.clone(), q))).below(limit));
+        }
+        let n = trips as u64;
+        let chain = self.call("chain", &[n])?;
+        let s = seconds(repeats, || self.wait(chain).map(|left| assert_eq!(left, 0)))?;
+        let row = Row::new(
+            "A, cuda: a task and the one that it makes, on the same multiprocessor",
+            "µs",
+            Some(s / n as f64 * 1e6),
+        );
+        self.rows.push(row.peer("two launches, each awaited", Some(2.0 * quantile(launches, 0.5))).below(0.4));
+        Ok(())
+    }
+
+    /// B: many small tasks, one by one and as a range.
+    fn throughput(&mut self) -> Result<()> {
+        let Effort { repeats, items, .. } = self.effort;
+        for n in [1000usize, 100_000, 10_000_000].map(|n| n.min(items)) {
+            let data = filled(&self.device, &mut *self.queue, bytemuck::cast_slice(&vec![1u32; n]))?;
+            let call = self.call("work", &[address(&data)])?;
+            let rate = |s: f64| n as f64 / s / 1e6;
+            let range = rate(seconds(repeats, || self.wait(call.range(0, n as u64)).map(drop))?);
+            let singles = (n <= 1_000_000).then(|| {
+                seconds(repeats, || {
+                    let all = (0..n as u64).map(|i| self.grid.submit(call.range(i, 1)));
+                    // Kept, so that each is awaited.
+                    let tickets = all.collect::<std::result::Result<Vec<_>, _>>().map_err(text)?;
+                    tickets.into_iter().try_for_each(|t| self.grid.wait(t).map(drop).map_err(text))
+                })
+            });
+            let singles = singles.transpose()?.map(rate);
+            let (work, device) = (self.kernel("work_alone")?, self.device.clone());
+            let q = &mut *self.queue;
+            let bulk = rate(seconds(repeats, || {
+                let args = [Arg::Buffer(&data), Arg::U64(0), Arg::U64(n as u64)];
+                q.launch(&work, &shape(&device, n), &args).map_err(text)?;
+                finish(q)
+            })?);
+            let few = n.min(1000);
+            let one = Geometry::linear(1).with_group(1, 1, 1);
+            let mut each = |awaited: bool| -> Result<f64> {
+                let s = seconds(repeats, || {
+                    for i in 0..few as u64 {
+                        q.launch(&work, &one, &[Arg::Buffer(&data), Arg::U64(i), Arg::U64(1)]).map_err(text)?;
+                        if awaited {
+                            finish(q)?;
+                        }
+                    }
+                    finish(q)
+                })?;
+                Ok(few as f64 / s / 1e6)
+            };
+            let (synced, batched) = (each(true)?, each(false)?);
+            let args: Vec<[Arg<'_>; 3]> =
+                (0..few as u64).map(|i| [Arg::Buffer(&data), Arg::U64(i), Arg::U64(1)]).collect();
+            let list: Vec<Listed<'_>> =
+                args.iter().map(|a| Listed { kernel: &work, geometry: one, args: a, writes: 1 }).collect();
+            let mut recorded = Recorded::default();
+            let graph = seconds(repeats, || {
+                q.launch_list(&list, &mut recorded).map_err(text)?;
+                finish(q)
+            })?;
+            let row = Row::new(format!("B, cuda: {n} items as a range"), "M items/s", Some(range));
+            self.rows.push(
+                row.peer("one kernel for all", Some(bulk))
+                    .at_least("one kernel for all", if n > 1000 { 0.9 } else { 1.0 }),
+            );
+            if let Some(singles) = singles {
+                let row = Row::new(format!("B, cuda: {n} tasks of one item, one producer"), "M tasks/s", Some(singles));
+                let row = row.peer("a launch each, awaited", Some(synced)).peer("a launch each", Some(batched));
+                self.rows.push(row.peer("a CUDA graph", Some(few as f64 / graph / 1e6)).above(150.0));
+            }
+        }
+        Ok(())
+    }
+
+    /// C: breadth-first search that stays on the device.
+    fn searches(&mut self) -> Result<()> {
+        let Effort { repeats, chain, scale, .. } = self.effort;
+        let graphs = [
+            (format!("a chain of {chain}"), Csr::chain(chain)),
+            ("a square of 600 with holes".into(), Csr::holes(600.min(8 * scale * scale))),
+            (format!("Kronecker, scale {}", scale - 4), Csr::kronecker(scale - 4)),
+            (format!("Kronecker, scale {scale}"), Csr::kronecker(scale)),
+            (format!("Erdős–Rényi, 2^{} vertices", scale - 2), Csr::anywhere(1 << (scale - 2))),
+        ];
+        for (name, graph) in graphs {
+            let (expected, n) = (graph.serial(), graph.vertices());
+            let device = self.device.clone();
+            let mut place = |words: &[u32]| filled(&device, &mut *self.queue, bytemuck::cast_slice(words));
+            let (offsets, edges) = (place(&graph.offsets)?, place(&graph.edges)?);
+            let (distances, a, b) = (place(&vec![0; n])?, place(&vec![0; n])?, place(&vec![0; n])?);
+            // `Search` of tasks.cu.
+            let counts = u64::from_ne_bytes(bytemuck::cast([1u32, 0]));
+            let image = [address(&offsets), address(&edges), address(&distances), address(&a), address(&b), counts];
+            let search = filled(&device, &mut *self.queue, bytemuck::cast_slice(&image))?;
+            let mut first = vec![u32::MAX; n];
+            first[0] = 0;
+            let call = self.call("level", &[address(&search), 0])?;
+            let mut timed = [Vec::new(), Vec::new()];
+            for which in (0..=repeats).flat_map(|_| [0, 1]) {
+                put(&mut *self.queue, &distances, bytemuck::cast_slice(&first))?;
+                put(&mut *self.queue, &a, bytemuck::cast_slice(&[0u32]))?;
+                put(&mut *self.queue, &search, bytemuck::cast_slice(&image))?;
+                let begun = Instant::now();
+                if which == 0 {
+                    self.wait(call)?;
+                } else {
+                    self.by_level(&search)?;
+                }
+                timed[which].push(begun.elapsed().as_secs_f64() * 1e3);
+                let mut found = vec![0u32; n];
+                get(&mut *self.queue, &distances, bytemuck::cast_slice_mut(&mut found))?;
+                if found != expected {
+                    let wrong = found.iter().zip(&expected).filter(|(a, b)| a != b).count();
+                    return Err(format!("a search of {name} went wrong ({which}): {wrong} of {n} distances"));
+                }
+            }
+            let [ours, theirs] = timed.map(|t| median(t[1..].to_vec()));
+            let row = Row::new(format!("C, cuda: search of {name}"), "ms", Some(ours))
+                .peer("a launch for each level", Some(theirs));
+            self.rows.push(if name.starts_with("a chain") {
+                row.below(15.0)
+            } else {
+                row.at_most("a launch for each level", 1.0)
+            });
+        }
+        Ok(())
+    }
+
+    fn by_level(&mut self, search: &Buffer) -> Result<()> {
+        let kernel = self.kernel("level_alone")?;
+        let mut n = 1u32;
+        for level in 0u32.. {
+            if n == 0 {
+                break;
+            }
+            // The other one of `Search::count`.
+            let next = COUNTS + 4 * ((level as usize + 1) & 1);
+            self.queue.fill(search, next, 4, 0).map_err(text)?;
+            let args = [Arg::Buffer(search), Arg::U32(level), Arg::U32(n)];
+            self.queue.launch(&kernel, &shape(&self.device, n as usize * 32), &args).map_err(text)?;
+            let mut count = [0u8; 4];
+            // SAFETY: awaited here.
+            unsafe {
+                let to = count.as_mut_ptr();
+                self.queue.transfer(Method::Engine, Direction::ToHost, search, next, to, 4).map_err(text)?;
+            }
+            finish(&mut *self.queue)?;
+            n = u32::from_ne_bytes(count);
+        }
+        Ok(())
+    }
+
+    /// E: many small computations.
+    fn softmax(&mut self) -> Result<()> {
+        let (repeats, items) = (self.effort.repeats, 5000.min(self.effort.items) as u64);
+        let input: Vec<f32> = (0..items * 256).map(|i| (i * 7919 % 1000) as f32 / 100.0 - 5.0).collect();
+        let from = filled(&self.device, &mut *self.queue, bytemuck::cast_slice(&input))?;
+        let to = self.device.alloc(input.len() * 4).map_err(text)?;
+        let call = self.call("softmax", &[address(&from), address(&to)])?;
+        let singles = seconds(repeats, || {
+            let all = (0..items).map(|i| self.grid.submit(call.range(i, 1)));
+            let tickets = all.collect::<std::result::Result<Vec<_>, _>>().map_err(text)?;
+            tickets.into_iter().try_for_each(|t| self.grid.wait(t).map(drop).map_err(text))
+        })?;
+        let mut sums = vec![0f32; input.len()];
+        get(&mut *self.queue, &to, bytemuck::cast_slice_mut(&mut sums))?;
+        let wrong = sums.chunks(256).filter(|c| (c.iter().sum::<f32>() - 1.0).abs() > 1e-3).count();
+        if wrong > 0 {
+            return Err(format!("the shares of {wrong} of {items} rows do not add up to 1"));
+        }
+        let range = seconds(repeats, || self.wait(call.range(0, items)).map(drop))?;
+        let (kernel, device) = (self.kernel("softmax_alone")?, self.device.clone());
+        let q = &mut *self.queue;
+        let bulk = seconds(repeats, || {
+            let args = [Arg::Buffer(&from), Arg::Buffer(&to), Arg::U64(items)];
+            q.launch(&kernel, &shape(&device, items as usize * 32), &args).map_err(text)?;
+            finish(q)
+        })?;
+        let row = |what: &str, s: f64| {
+            let row = Row::new(format!("E, cuda: {items} × ReLU and softmax of 256, {what}"), "ms", Some(s * 1e3));
+            row.peer("one kernel for all", Some(bulk * 1e3)).at_most("one kernel for all", 1.3)
+        };
+        let rows = [row("as a range", range), row("a task for each", singles)];
+        self.rows.extend(rows);
+        Ok(())
+    }
+
+    /// F: a tree of tasks that the device makes.
+    fn trees(&mut self) -> Result<()> {
+        let Effort { repeats, depth, .. } = self.effort;
+        let (call, mut inline) = (self.call("tree", &[depth])?, 0);
+        let s = seconds(repeats, || {
+            inline = self.wait(call)?;
+            Ok(())
+        })?;
+        let done = ((2u64 << depth) - 1).saturating_sub(inline);
+        let row = Row::new(
+            format!("F, cuda: tasks that make tasks, {done} of them"),
+            "M tasks/s",
+            Some(done as f64 / s / 1e6),
+        );
+        self.rows.push(row.above(2000.0));
+        Ok(())
+    }
+
+    /// What a grid that waits costs others, and how long it takes to end.
+    fn idle(&mut self) -> Result<()> {
+        let n = self.effort.items;
+        let (work, device) = (self.kernel("work_alone")?, self.device.clone());
+        let data = filled(&device, &mut *self.queue, bytemuck::cast_slice(&vec![1u32; n]))?;
+        let time = |q: &mut dyn Queue| {
+            seconds(self.effort.repeats, || {
+                for _ in 0..20 {
+                    let args = [Arg::Buffer(&data), Arg::U64(0), Arg::U64(n as u64)];
+                    q.launch(&work, &shape(&device, n), &args).map_err(text)?;
+                }
+                finish(q)
+            })
+        };
+        let beside = time(&mut *self.queue)?;
+        let begun = Instant::now();
+        self.grid.stop().map_err(text)?;
+        let end = begun.elapsed().as_secs_f64() * 1e3;
+        let alone = time(&mut *self.queue)?;
+        let row = Row::new("a kernel for the whole device, beside a grid that waits", "ms", Some(beside * 1e3));
+        self.rows.push(row.peer("without the grid", Some(alone * 1e3)).at_most("without the grid", 1.02));
+        self.rows.push(Row::new("from being told to the grid's end", "ms", Some(end)).below(1.0));
+        Ok(())
+    }
+}
+
+/// D: the heap against the device's own malloc and a pool that was divided before, in ordinary kernels.
+fn heaps(device: &Arc<dyn Device>, kernels: &[(&str, Kernel)], effort: Effort, rows: &mut Vec<Row>) -> Result<()> {
+    let mut queue = device.queue().map_err(text)?;
+    let q = &mut *queue;
+    let kernel = |name: &str| kernels.iter().find(|(n, _)| *n == name).map(|(_, k)| k.clone()).ok_or("no kernel");
+    let bytes = if effort.threads == usize::MAX { HEAP } else { 16 << 20 };
+    let (memory, done) = (device.alloc(bytes as usize).map_err(text)?, device.alloc(8).map_err(text)?);
+    let units = device.info().compute_units.max(1);
+    let args = [Arg::Buffer(&memory), Arg::U64(bytes), Arg::U32(units), Arg::U32(32), Arg::Buffer(&done)];
+    q.launch(&kernel("fb_heap_setup")?, &shape(device, 4 * units as usize * GROUP), &args).map_err(text)?;
+    finish(q)?;
+    let heap = address(&memory).next_multiple_of(128);
+    // Gallatin's figures are for another program; what they were on an H200 stands in the project's facts, in G/s.
+    let cases = [
+        ("churn", "64 B, freed at once", 1usize, [2.42, 4.27]),
+        ("outstanding", "64 B, 16 held", 16, [2.24, 4.69]),
+        ("mixed", "64 to 512 B, 4 held", 4, [1.59, 3.20]),
+    ];
+    for (name, what, held, gallatin) in cases {
+        for (threads, gallatin) in THREADS.into_iter().zip(gallatin) {
+            let threads = threads.min(effort.threads);
+            let pool = device.alloc(threads * held * 512).map_err(text)?;
+            let all = threads as u64 * u64::from(ROUNDS) * held as u64;
+            let kernel = kernel(name)?;
+            let mut rate = |way: u32| -> Result<(f64, f64)> {
+                let mut had = 0;
+                let s = seconds(effort.repeats, || {
+                    q.fill(&done, 0, 8, 0).map_err(text)?;
+                    let args =
+                        [Arg::U64(heap), Arg::U32(way), Arg::Buffer(&pool), Arg::U32(ROUNDS), Arg::Buffer(&done)];
+                    let shape = Geometry::linear(threads).with_group(GROUP, 1, 1);
+                    q.launch(&kernel, &shape, &args).map_err(text)?;
+                    let mut n = [0u8; 8];
+                    get(q, &done, &mut n)?;
+                    had = u64::from_ne_bytes(n);
+                    Ok(())
+                })?;
+                Ok((all as f64 / s / 1e6, had as f64 / all as f64))
+            };
+            let (ours, success) = rate(0)?;
+            if success < 1.0 {
+                return Err(format!("{name}: {:.2} % of the pieces could be had", success * 100.0));
+            }
+            let row = Row::new(format!("D, cuda: {threads} threads, {what}"), "M pieces/s", Some(ours));
+            let row =
+                row.peer("the device's malloc", Some(rate(1)?.0)).peer("a pool for each thread", Some(rate(2)?.0));
+            rows.push(row.above(2.0 * 1000.0 * gallatin));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tasks_compile_for_gpus() {
+        let Ok(nvrtc) = forebay::hal::cuda::Nvrtc::get() else {
+            eprintln!("skipped: no NVRTC here");
+            return;
+        };
+        let text = Builder::new(TASKS).functions(FUNCTIONS).text();
+        for architecture in [75, 90, 100] {
+            assert!(!nvrtc.compile(&text, "fb_grid", architecture, "test").unwrap().is_empty());
+        }
+    }
+}

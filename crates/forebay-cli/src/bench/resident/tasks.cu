@@ -1,0 +1,150 @@
+// Task functions and kernels of `forebay bench resident --device cuda`. Behind the text of the grid.
+#ifndef FB_GPU
+#include <math.h>
+#include <stdlib.h>
+#endif
+
+FB_DEVICE u64 arg(const Task *t, u32 i) { return ((const u64 *)t->args)[i]; }
+
+TASK(echo) {
+  if (fb_lane() == 0) *(u64 *)fb_result(c) = arg(t, 0) + 1;
+}
+
+// A chain of tasks of which each makes the next.
+TASK(chain) {
+  if (fb_lane() != 0) return;
+  const u64 left[1] = {arg(t, 0) - 1};
+  if (left[0] == 0 || !fb_spawn(c, FN_chain, 0, 1, left, sizeof left)) *(u64 *)fb_result(c) = left[0];
+}
+
+FB_DEVICE u32 mix(u32 v) { return v * 2654435761u + 1; }
+TASK_PER_THREAD(work) { ((u32 *)arg(t, 0))[i] = mix(((u32 *)arg(t, 0))[i]); }
+
+TASK(tree) {
+  if (fb_lane() != 0) return;
+  const u64 depth = arg(t, 0);
+  if (depth == 0) return;
+  const u64 child[1] = {depth - 1};
+  for (u32 i = 0; i < 2; i++)
+    if (!fb_spawn(c, FN_tree, 0, 1, child, sizeof child)) fb_add64((u64 *)fb_result(c), (2ull << (depth - 1)) - 1);
+}
+
+// ReLU and softmax of 256 numbers, by one lane group of FB_WARP.
+FB_DEVICE float over_warp_max(float v) {
+#ifdef FB_GPU
+  for (u32 d = 16; d > 0; d >>= 1) v = fmaxf(v, __shfl_xor_sync(~0u, v, d));
+#endif
+  return v;
+}
+FB_DEVICE float over_warp_sum(float v) {
+#ifdef FB_GPU
+  for (u32 d = 16; d > 0; d >>= 1) v += __shfl_xor_sync(~0u, v, d);
+#endif
+  return v;
+}
+FB_DEVICE void softmax_of(const float *in, float *out, u32 lane) {
+  float most = 0, sum = 0;
+  for (u32 k = lane; k < 256; k += FB_WARP) most = in[k] > most ? in[k] : most;
+  most = over_warp_max(most);
+  for (u32 k = lane; k < 256; k += FB_WARP) sum += out[k] = expf((in[k] > 0 ? in[k] : 0) - most);
+  sum = over_warp_sum(sum);
+  for (u32 k = lane; k < 256; k += FB_WARP) out[k] /= sum;
+}
+TASK_PER_WARP(softmax) { softmax_of((const float *)arg(t, 0) + i * 256, (float *)arg(t, 1) + i * 256, fb_in_warp()); }
+
+// Breadth-first search: a level with few vertices is done by the block that has it; one with many is a range for all blocks,
+// and a node that waits for all of its vertices is the next level.
+struct Search { const u32 *offsets, *edges; u32 *distances; u32 *frontier[2]; u32 count[2]; };
+#define FEW 1024
+#define TURNS 4096
+
+FB_DEVICE void expand(Search *s, u32 level, u64 first, u64 end, u64 warp, u64 warps, u32 lane) {
+  const u32 *from = s->frontier[level & 1];
+  u32 *to = s->frontier[(level + 1) & 1], *count = &s->count[(level + 1) & 1];
+  for (u64 i = first + warp; i < end; i += warps) {
+    const u32 v = from[i], last = s->offsets[v + 1];
+    for (u32 e = s->offsets[v] + lane; e < last; e += FB_WARP) {
+      const u32 w = s->edges[e];
+      if (fb_load(&s->distances[w]) == FB_NONE && fb_cas(&s->distances[w], FB_NONE, level + 1) == FB_NONE) to[fb_add(count, 1)] = w;
+    }
+  }
+}
+FB_DEVICE void by_block(Search *s, u32 level, u64 first, u64 end) {
+  const u32 warps = (fb_lanes() + FB_WARP - 1) / FB_WARP;
+  expand(s, level, first, end, fb_lane() / FB_WARP, warps, fb_lane() % FB_WARP);
+}
+TASK(many) {
+  by_block((Search *)arg(t, 0), (u32)arg(t, 1), t->first, t->first + t->count);
+  fb_barrier();
+  if (fb_lane() == 0) fb_release_many(c, (u32)arg(t, 2), (u32)t->count);
+}
+TASK(level) {
+  __shared__ u32 n, node;
+  Search *s = (Search *)arg(t, 0);
+  u32 l = (u32)arg(t, 1);
+  for (u32 turn = 0;; turn++, l++) {
+    fb_barrier();
+    if (fb_lane() == 0) {
+      n = fb_load(&s->count[l & 1]);
+      node = FB_NONE;
+      const u64 next[2] = {(u64)s, l + 1};
+      if (n == 0) *(u64 *)fb_result(c) = l;
+      else fb_store(&s->count[(l + 1) & 1], 0);
+      if (n > FEW) node = fb_node(c, n, FN_level, 0, 1, next, sizeof next);
+      if (node != FB_NONE) {
+        const u64 part[3] = {(u64)s, l, node};
+        if (!fb_spawn(c, FN_many, 0, n, part, sizeof part)) fb_fail(c->grid, c->root, FB_FIRST_OWN);
+      } else if (n > 0 && turn >= TURNS) {
+        const u64 again[2] = {(u64)s, l};
+        if (fb_spawn(c, FN_level, 0, 1, again, sizeof again)) node = 0;
+      }
+    }
+    fb_barrier();
+    if (n == 0 || node != FB_NONE) return;
+    by_block(s, l, 0, n);
+  }
+}
+
+// What the grid is compared with: ordinary kernels.
+#ifdef FB_KERNELS
+FB_DEVICE u64 thread_of(void) { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }
+FB_DEVICE u64 threads_of(void) { return (u64)gridDim.x * blockDim.x; }
+
+extern "C" __global__ void echo_alone(u64 *to, u64 v) {
+  if (thread_of() == 0) *to = v + 1;
+}
+extern "C" __global__ void work_alone(u32 *to, u64 first, u64 n) {
+  for (u64 i = first + thread_of(); i < first + n; i += threads_of()) to[i] = mix(to[i]);
+}
+extern "C" __global__ void softmax_alone(const float *in, float *out, u64 n) {
+  for (u64 i = thread_of() / FB_WARP; i < n; i += threads_of() / FB_WARP) softmax_of(in + i * 256, out + i * 256, threadIdx.x % FB_WARP);
+}
+extern "C" __global__ void level_alone(Search *s, u32 level, u32 n) {
+  expand(s, level, 0, n, thread_of() / FB_WARP, threads_of() / FB_WARP, threadIdx.x % FB_WARP);
+}
+
+// The heap against others: each thread has `rounds` times N pieces at once. `way`: 0 the heap, 1 the device's own malloc, 2 a
+// pool that was divided before. Pieces that could be had and kept what was written are counted.
+template <u32 N, bool MIXED> FB_DEVICE void pieces(Heap *h, u32 way, unsigned char *pool, u32 rounds, u64 *done) {
+  u64 had = 0;
+  for (u32 round = 0; round < rounds; round++) {
+    u32 *held[N];
+    for (u32 k = 0; k < N; k++) {
+      u64 r = (thread_of() * rounds + round) * N + k;
+      r *= 0x9E3779B97F4A7C15ull;
+      const u64 bytes = MIXED ? 64 + (r >> 40) % 449 : 64;
+      held[k] = (u32 *)(way == 0 ? fb_malloc(h, bytes) : way == 1 ? malloc(bytes) : pool + (thread_of() * N + k) * 512);
+      if (held[k]) *(volatile u32 *)held[k] = (u32)thread_of() + k;
+    }
+    for (u32 k = 0; k < N; k++) {
+      if (held[k] && *(volatile u32 *)held[k] == (u32)thread_of() + k) had++;
+      if (way == 0) fb_free(h, held[k]);
+      if (way == 1) free(held[k]);
+    }
+  }
+  fb_add64(done, had);
+}
+extern "C" __global__ void churn(Heap *h, u32 way, unsigned char *pool, u32 rounds, u64 *done) { pieces<1, false>(h, way, pool, rounds, done); }
+extern "C" __global__ void outstanding(Heap *h, u32 way, unsigned char *pool, u32 rounds, u64 *done) { pieces<16, false>(h, way, pool, rounds, done); }
+extern "C" __global__ void mixed(Heap *h, u32 way, unsigned char *pool, u32 rounds, u64 *done) { pieces<4, true>(h, way, pool, rounds, done); }
+#endif
