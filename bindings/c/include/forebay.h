@@ -24,6 +24,9 @@
 // A mistake inside Forebay.
 #define FOREBAY_INTERNAL 5
 
+// Bytes of a task's result.
+#define FOREBAY_RESULT 40
+
 // Waits for as long as it takes.
 #define FOREBAY_FOREVER -1
 
@@ -36,6 +39,9 @@ typedef struct forebay_block forebay_block;
 // A graph under construction.
 typedef struct forebay_graph forebay_graph;
 
+// A grid that runs.
+typedef struct forebay_grid forebay_grid;
+
 // One invocation of a task's function.
 typedef struct forebay_invocation forebay_invocation;
 
@@ -47,6 +53,27 @@ typedef struct forebay_runtime forebay_runtime;
 
 // A task under construction; each call replaces what is inside.
 typedef struct forebay_task forebay_task;
+
+// A task that was submitted.
+typedef struct forebay_ticket forebay_ticket;
+
+// What to submit. All zeros but the function is a task without arguments, for one item, with all the fuel that it wants.
+typedef struct {
+  // The number of its function.
+  uint32_t function;
+  // Units of work that it and all that comes of it may use; 0 for as many as they want.
+  uint32_t fuel;
+  // Its arguments, and how many bytes they are: 32 at most.
+  const void *args;
+  // Bytes at `args`.
+  size_t bytes;
+  // Its first item.
+  uint64_t first;
+  // How many items it is for, from there on. 0 is 1 item; a range of none is not to be had from C.
+  uint64_t count;
+  // Not 0: before what is not urgent.
+  int32_t urgent;
+} forebay_grid_call;
 
 // A function that does a task's work on the CPU: 0 for success. It may be called on any thread, never twice at once.
 typedef int32_t (*forebay_function)(forebay_invocation *invocation, void *user);
@@ -115,6 +142,48 @@ int32_t forebay_graph_drain(forebay_graph *graph, const char *from, size_t capac
 // Checks a graph as its start would, without running anything.
 int32_t forebay_graph_check(forebay_graph *graph);
 
+// Starts a grid with the task functions in `source`, CUDA C++ as docs/resident.md says; `functions` has the names of those
+// that may be submitted or made by tasks, with spaces between them. On `device`: "cpu", "cuda", or NULL for CUDA if it is
+// there. `blocks`: 0 for as many as there is room for. `heap`: bytes that tasks may allocate, or 0.
+int32_t forebay_grid_new(const char *source,
+                         const char *functions,
+                         const char *device,
+                         size_t blocks,
+                         uint64_t heap,
+                         forebay_grid **grid);
+
+// Ends a grid after the tasks that are running, and gives it back. Tickets stay good, and must be freed.
+void forebay_grid_free(forebay_grid *grid);
+
+// The number of a function.
+int32_t forebay_grid_function(const forebay_grid *grid, const char *name, uint32_t *number);
+
+// Submits a task. Waits for room if `wait` is not 0; else FOREBAY_AGAIN when there is none. `ticket` may be NULL: nobody
+// waits for the task then.
+int32_t forebay_grid_submit(const forebay_grid *grid,
+                            const forebay_grid_call *call,
+                            int32_t wait,
+                            forebay_ticket **ticket);
+
+// Waits until a task and all that came of it are done, for so many ms: 0 not at all, FOREBAY_FOREVER for as long as it takes.
+// FOREBAY_AGAIN when it is not done by then; the reason names a block that is stuck, if there is one. `result`, if not NULL,
+// gets FOREBAY_RESULT bytes. A result is had once; the ticket is freed all the same.
+int32_t forebay_grid_wait(const forebay_grid *grid,
+                          forebay_ticket *ticket,
+                          int64_t wait_ms,
+                          void *result);
+
+// Gives a ticket back; its task goes on.
+void forebay_ticket_free(forebay_ticket *ticket);
+
+// Ends a grid after all that was submitted is done.
+int32_t forebay_grid_drain(forebay_grid *grid);
+
+// Ends a grid after the tasks that are running, and waits for them so many ms at most. FOREBAY_AGAIN when they take longer;
+// the reason names one that is stuck. What was not begun is FOREBAY_CLOSED for whoever waits for it.
+int32_t forebay_grid_stop(forebay_grid *grid,
+                          uint32_t wait_ms);
+
 // Makes a runtime with the CPU and devices of this kind: "cpu" (none besides), "opencl", "cuda", or NULL for the accelerators
 // that there are. `mode` is "first-available", "fifo", "priority", "data-aware" or "adaptive", or NULL for data-aware.
 int32_t forebay_runtime_new(const char *device,
@@ -223,166 +292,6 @@ int32_t forebay_invocation_set_records(forebay_invocation *invocation, const cha
 
 // Says why the function fails; it then returns anything.
 int32_t forebay_invocation_fail(forebay_invocation *invocation, const char *why);
-
-// Makes a block of a template, "f32[640x480]" (an array), "u32<=1000" (at most so many elements) or "bytes<=4096", with these
-// bytes: as many as the template has, or fewer for records and bytes. With `data` NULL and `len` 0
-// a block of zeros.
-int32_t forebay_block_new(const char *of,
-                          const void *data,
-                          size_t len,
-                          forebay_block **block);
-
-// Its bytes, copied to the host first if they are only on a device.
-int32_t forebay_block_data(const forebay_block *block, const void **data, size_t *len);
-
-// Its bytes for writing, which needs the only handle: all that fit, not only those of its elements.
-int32_t forebay_block_data_mut(forebay_block *block, void **data, size_t *len);
-
-// How many elements it has, of records and bytes.
-int32_t forebay_block_records(const forebay_block *block, size_t *n);
-
-// Another handle to the same block, for pushing it to several places. Neither can be written then.
-int32_t forebay_block_share(const forebay_block *block, forebay_block **other);
-
-// Gives a block back.
-void forebay_block_free(forebay_block *block);
-
-// Makes a task of this name.
-int32_t forebay_task_new(const char *name, forebay_task **task);
-
-// Gives a task back that was not added to a graph.
-void forebay_task_free(forebay_task *task);
-
-// Adds an input port.
-int32_t forebay_task_input(forebay_task *task, const char *port, const char *of);
-
-// Adds an input port that keeps its block until another one comes.
-int32_t forebay_task_sticky(forebay_task *task, const char *port, const char *of);
-
-// Adds an output port.
-int32_t forebay_task_output(forebay_task *task, const char *port, const char *of);
-
-// Adds a port whose block comes in, is changed, and goes out.
-int32_t forebay_task_inout(forebay_task *task, const char *port, const char *of);
-
-// Lets a function do the work on the CPU. `release` (or NULL) is called with `user` when the function is no longer needed,
-// also when this call fails.
-int32_t forebay_task_host(forebay_task *task,
-                          forebay_function function,
-                          void *user,
-                          forebay_release release);
-
-// Lets a kernel do the work on devices of one kind, "opencl" (OpenCL C) or "cuda" (CUDA C++), or on both with NULL (a text
-// in the subset of both: KERNEL, GLOBAL, gid_x(); docs/c.md). `args` are the kernel's arguments, with spaces between them:
-// ports ("x"), numbers ("u32:5", "i32:-5", "f32:0.5"), "items.x" to "items.z" of the iteration space, "records.x" of a port;
-// with NULL the ports in the order in which they were declared, inputs first.
-int32_t forebay_task_kernel(forebay_task *task,
-                            const char *kind,
-                            const char *source,
-                            const char *entry,
-                            const char *args);
-
-// Sets the static priority: more comes first.
-int32_t forebay_task_priority(forebay_task *task, int32_t priority);
-
-// Sets the iteration space instead of the one that the templates imply.
-int32_t forebay_task_geometry(forebay_task *task, size_t x, size_t y, size_t z);
-
-// The bytes at an input port, for reading.
-int32_t forebay_invocation_input(forebay_invocation *invocation, const char *port, const void **data, size_t *len);
-
-// The bytes at an output port, for writing; once in an invocation.
-int32_t forebay_invocation_output(forebay_invocation *invocation, const char *port, void **data, size_t *len);
-
-// Sets how many elements go out at a port of records or bytes.
-int32_t forebay_invocation_set_records(forebay_invocation *invocation, const char *port, size_t n);
-
-// Says why the function fails; it then returns anything.
-int32_t forebay_invocation_fail(forebay_invocation *invocation, const char *why);
-
-// Makes an empty graph.
-int32_t forebay_graph_new(const char *name, forebay_graph **graph);
-
-// Reads a graph file, with the functions of the standard library and the kernels that it names.
-int32_t forebay_graph_load(const char *path, forebay_graph **graph);
-
-// Gives a graph back that was not started.
-void forebay_graph_free(forebay_graph *graph);
-
-// Adds a task, and takes it.
-int32_t forebay_graph_add(forebay_graph *graph, forebay_task *task);
-
-// Connects an output port with an input port, "blur.y" with "edges.x", by a channel of this capacity.
-int32_t forebay_graph_connect(forebay_graph *graph, const char *from, const char *to, size_t capacity);
-
-// Makes a channel into which the program pushes. Feeds are numbered from 0, in the order in which they are made; those of a
-// graph file as they stand there.
-int32_t forebay_graph_feed(forebay_graph *graph,
-                           const char *to,
-                           size_t capacity,
-                           uint32_t *feed);
-
-// Makes a channel from which the program pulls; numbered as feeds are.
-int32_t forebay_graph_drain(forebay_graph *graph, const char *from, size_t capacity, uint32_t *drain);
-
-// Checks a graph as its start would, without running anything.
-int32_t forebay_graph_check(forebay_graph *graph);
-
-// Makes a runtime with the CPU and devices of this kind: "cpu" (none besides), "opencl", "cuda", or NULL for the accelerators
-// that there are. `mode` is "first-available", "fifo", "priority", "data-aware" or "adaptive", or NULL for data-aware.
-int32_t forebay_runtime_new(const char *device,
-                            const char *mode,
-                            forebay_runtime **runtime);
-
-// Gives a runtime back; graphs that it runs go on.
-void forebay_runtime_free(forebay_runtime *runtime);
-
-// How many devices a runtime has, the CPU included.
-int32_t forebay_runtime_devices(const forebay_runtime *runtime, size_t *n);
-
-// Checks a graph, compiles its kernels and starts it; takes the graph.
-int32_t forebay_start(const forebay_runtime *runtime, forebay_graph *graph, forebay_running **running);
-
-// Ends a graph: what is under way is done, what waits is dropped.
-void forebay_running_free(forebay_running *running);
-
-// Pushes a block into a feed, and takes it. Waits for room for so long, ms: 0 not at all, FOREBAY_FOREVER until there is.
-// FOREBAY_AGAIN when there was none; the block is gone then, too.
-int32_t forebay_push(const forebay_running *running,
-                     uint32_t feed,
-                     forebay_block *block,
-                     int64_t wait_ms);
-
-// Pulls the next block from a drain; waits as [`forebay_push`] does.
-int32_t forebay_pull(const forebay_running *running, uint32_t drain, int64_t wait_ms, forebay_block **block);
-
-// Stops a graph: no task begins any more.
-int32_t forebay_stop(const forebay_running *running);
-
-// Lets a stopped graph go on.
-int32_t forebay_run(const forebay_running *running);
-
-// Empties a stopped graph's channels and begins anew, also after an error.
-int32_t forebay_reset(const forebay_running *running);
-
-// FOREBAY_OK while nothing has failed; otherwise why the graph stopped.
-int32_t forebay_running_error(const forebay_running *running);
-
-// Makes a task that is called like a function, each call on the device that is predicted to end it first; takes the task.
-int32_t forebay_accelerate(const forebay_runtime *runtime,
-                           forebay_task *task,
-                           forebay_accelerated **made);
-
-// Calls it with blocks for its inputs in the order of their ports, which stay the caller's, and waits for its outputs, which
-// are the caller's then.
-int32_t forebay_call(const forebay_accelerated *task,
-                     const forebay_block *const *inputs,
-                     size_t n_inputs,
-                     forebay_block **outputs,
-                     size_t n_outputs);
-
-// Gives it back.
-void forebay_accelerated_free(forebay_accelerated *task);
 
 #ifdef __cplusplus
 }  // extern "C"

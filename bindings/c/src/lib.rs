@@ -17,6 +17,7 @@
 
 mod block;
 mod graph;
+mod grid;
 mod run;
 mod task;
 

@@ -9,8 +9,8 @@ const HERE: &str = env!("CARGO_MANIFEST_DIR");
 #[test]
 fn the_header_is_what_the_source_says() {
     let config = cbindgen::Config::from_file(Path::new(HERE).join("cbindgen.toml")).unwrap();
-    let sources = ["lib", "block", "task", "graph", "run"].map(|f| Path::new(HERE).join(format!("src/{f}.rs")));
-    let builder = sources.iter().fold(cbindgen::Builder::new().with_config(config), |b, s| b.with_src(s));
+    // Its modules are found from there.
+    let builder = cbindgen::Builder::new().with_config(config).with_src(Path::new(HERE).join("src/lib.rs"));
     let mut made = Vec::new();
     builder.generate().unwrap().write(&mut made);
     // What Rust's readers are told of safety is for them.
@@ -34,6 +34,7 @@ fn the_header_is_what_the_source_says() {
     }
     let kept = std::fs::read_to_string(&path).unwrap_or_default();
     assert_eq!(kept, made, "write it anew with FOREBAY_WRITE_HEADER=1");
+    assert_eq!(made.matches("forebay_push(").count(), 1, "said once");
 }
 
 fn run(command: &mut Command) -> Output {
@@ -89,6 +90,16 @@ fn the_example_runs_on_every_device_that_there_is() {
         }
         assert_eq!(good(&o), "0 1 4 9 16 25 36 49\n", "{device}");
     }
+}
+
+#[test]
+fn tasks_go_to_a_grid() {
+    let Some(o) = compiled("gcc", "-std=c99", "../../examples/c/grid.c", "grid", &["cpu"]) else { return };
+    if o.status.code() == Some(77) {
+        eprintln!("skipped: {}", String::from_utf8_lossy(&o.stderr));
+        return;
+    }
+    assert_eq!(good(&o), "square: 144\ntree: 4096\n");
 }
 
 #[test]

@@ -55,6 +55,67 @@ static forebay_task *task(const char *name, forebay_function f, void *user) {
   return t;
 }
 
+// A grid, and what one can get wrong with it.
+static void grid(void) {
+  static const char *tasks =
+      "TASK(wait) { while (fb_load_sys(*(const u32 *const *)t->args) == 0) {} }\n"
+      "TASK(endless) { while (fb_burn(c, 1)) {} }\n"
+      "TASK(fails) { fb_fail(c->grid, c->root, FB_FIRST_OWN); }\n";
+  forebay_grid *g;
+  forebay_ticket *t, *other;
+  forebay_grid_call call = {0};
+  uint32_t gate = 0;
+  const uint32_t *at = &gate;
+  EXPECT(FOREBAY_INVALID, forebay_grid_new(NULL, "", NULL, 0, 0, &g), "source is NULL");
+  EXPECT(FOREBAY_INVALID, forebay_grid_new("", "", NULL, 0, 0, NULL), "grid is NULL");
+  EXPECT(FOREBAY_INVALID, forebay_grid_new("", "", "gpu", 0, 0, &g), "gpu");
+  EXPECT(FOREBAY_FAILED, forebay_grid_new("", "", "sim", 0, 0, &g), "not on sim");
+  EXPECT(FOREBAY_FAILED, forebay_grid_new("", "a-b", "cpu", 0, 0, &g), "a-b");
+  int made = forebay_grid_new(tasks, "wait endless fails", "cpu", 1, 0, &g);
+  if (made && strstr(forebay_error(), "compiler")) return;
+  GOOD(made);
+  EXPECT(FOREBAY_FAILED, forebay_grid_function(g, "nothing", &call.function), "wait, endless, fails");
+  GOOD(forebay_grid_function(g, "wait", &call.function));
+  EXPECT(FOREBAY_INVALID, forebay_grid_submit(g, NULL, 1, &t), "call is NULL");
+  call.bytes = 33;
+  EXPECT(FOREBAY_FAILED, forebay_grid_submit(g, &call, 1, &t), "33 bytes");
+  call.bytes = sizeof at;
+  EXPECT(FOREBAY_INVALID, forebay_grid_submit(g, &call, 1, &t), "arguments are NULL");
+  call.args = &at;
+  GOOD(forebay_grid_submit(g, &call, 1, &t));
+  EXPECT(FOREBAY_AGAIN, forebay_grid_wait(g, t, 5, NULL), "not done");
+  __atomic_store_n(&gate, 1, __ATOMIC_RELEASE);
+  GOOD(forebay_grid_wait(g, t, FOREBAY_FOREVER, NULL));
+  EXPECT(FOREBAY_INVALID, forebay_grid_wait(g, t, 0, NULL), "had before");
+  forebay_ticket_free(t);
+  GOOD(forebay_grid_function(g, "endless", &call.function));
+  call.fuel = 1000;
+  GOOD(forebay_grid_submit(g, &call, 1, &t));
+  EXPECT(FOREBAY_FAILED, forebay_grid_wait(g, t, FOREBAY_FOREVER, NULL), "fuel");
+  forebay_ticket_free(t);
+  GOOD(forebay_grid_function(g, "fails", &call.function));
+  GOOD(forebay_grid_submit(g, &call, 0, NULL));
+  GOOD(forebay_grid_submit(g, &call, 0, &t));
+  EXPECT(FOREBAY_FAILED, forebay_grid_wait(g, t, FOREBAY_FOREVER, NULL), "0x100");
+  forebay_ticket_free(t);
+  call.function = 99;
+  EXPECT(FOREBAY_FAILED, forebay_grid_submit(g, &call, 1, &other), "number 99");
+  // One that is running when the grid is told to stop, and one that is never begun.
+  GOOD(forebay_grid_function(g, "wait", &call.function));
+  gate = 0;
+  call.fuel = 0;
+  GOOD(forebay_grid_submit(g, &call, 1, &t));
+  GOOD(forebay_grid_submit(g, &call, 1, &other));
+  while (forebay_grid_stop(g, 1) == FOREBAY_AGAIN) __atomic_store_n(&gate, 1, __ATOMIC_RELEASE);
+  EXPECT(FOREBAY_CLOSED, forebay_grid_drain(g), "stopped");
+  EXPECT(FOREBAY_CLOSED, forebay_grid_wait(g, other, FOREBAY_FOREVER, NULL), "stopped");
+  forebay_ticket_free(t);
+  forebay_ticket_free(other);
+  forebay_ticket_free(NULL);
+  forebay_grid_free(g);
+  forebay_grid_free(NULL);
+}
+
 static forebay_running *start(forebay_runtime *rt, forebay_task *t, const char *name) {
   forebay_graph *g;
   forebay_running *run;
@@ -207,6 +268,7 @@ int main(int argc, char **argv) {
   if (result) return 8;
   forebay_runtime_free(rt);
   forebay_runtime_free(NULL);
+  grid();
   printf("all as it should be\n");
   return 0;
 }
