@@ -1,4 +1,4 @@
-//! Line plots with logarithmic axes, as SVG.
+//! Line plots as SVG: over bytes, both axes logarithmic, and over time.
 
 use std::fmt::Write as _;
 
@@ -32,33 +32,85 @@ pub fn bytes(v: f64) -> String {
 
 /// A plot of `series` over bytes, both axes logarithmic: powers of 16 on x, of 10 on y.
 pub fn over_bytes(title: &str, y_name: &str, series: &[Series]) -> String {
-    let escape = |s: &str| s.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     let points = || series.iter().flat_map(|s| &s.points).filter(|p| p.0 > 0.0 && p.1 > 0.0);
     let bounds = |get: fn(&(f64, f64)) -> f64| {
         let (min, max) = points().map(get).fold((f64::MAX, f64::MIN), |(a, b), v| (a.min(v), b.max(v)));
         (min.log2(), if max > min { max.log2() } else { min.log2() + 1.0 })
     };
     let ((x0, x1), (y0, y1)) = (bounds(|p| p.0), bounds(|p| p.1));
-    let x = |v: f64| LEFT + (v.log2() - x0) / (x1 - x0) * (WIDTH - LEFT - RIGHT);
-    let y = |v: f64| HEIGHT - BOTTOM - (v.log2() - y0) / (y1 - y0) * (HEIGHT - TOP - BOTTOM);
-    let mut body = String::new();
-    let grid = "stroke='#ddd' stroke-width='1'";
+    let x = |v: f64| across((v.log2() - x0) / (x1 - x0));
+    let y = |v: f64| up((v.log2() - y0) / (y1 - y0));
+    let mut axes = String::new();
     for i in (0..31).filter(|i| f64::from(*i) >= x0 && f64::from(*i) <= x1 + 1e-9 && i % 4 == 0) {
-        let at = x(f64::from(i).exp2());
-        let (top, bottom) = (TOP, HEIGHT - BOTTOM);
-        let _ = writeln!(body, "<line x1='{at:.1}' y1='{top}' x2='{at:.1}' y2='{bottom}' {grid}/>");
-        let label = bytes(f64::from(i).exp2());
-        let _ = writeln!(body, "<text x='{at:.1}' y='{}' text-anchor='middle'>{label}</text>", bottom + 18.0);
+        axes.push_str(&upright(x(f64::from(i).exp2()), &bytes(f64::from(i).exp2())));
     }
-    for i in -6..12 {
-        let v = 10f64.powi(i);
-        if v.log2() < y0 || v.log2() > y1 {
-            continue;
-        }
-        let (at, right) = (y(v), WIDTH - RIGHT);
-        let _ = writeln!(body, "<line x1='{LEFT}' y1='{at:.1}' x2='{right}' y2='{at:.1}' {grid}/>");
-        let _ = writeln!(body, "<text x='{}' y='{:.1}' text-anchor='end'>{v}</text>", LEFT - 6.0, at + 4.0);
+    for v in (-6..12).map(|i| 10f64.powi(i)).filter(|v| (y0..=y1).contains(&v.log2())) {
+        axes.push_str(&level(y(v), &v.to_string()));
     }
+    draw((title, y_name), series, &axes, x, y)
+}
+
+/// A plot of `series` over seconds, both axes from 0.
+pub fn over_time(title: &str, y_name: &str, series: &[Series]) -> String {
+    let largest =
+        |get: fn(&(f64, f64)) -> f64| series.iter().flat_map(|s| &s.points).map(get).fold(f64::MIN_POSITIVE, f64::max);
+    let (x1, y1) = (largest(|p| p.0), largest(|p| p.1));
+    let (x, y) = (|v: f64| across(v / x1), |v: f64| up(v / y1));
+    // Five or so lines at round numbers.
+    let step = |most: f64| {
+        let power = 10f64.powf((most / 5.0).log10().floor());
+        [1.0, 2.0, 5.0, 10.0].map(|m| m * power).into_iter().find(|s| most / s <= 6.0).unwrap_or(most)
+    };
+    let steps = |most: f64| (0..8).map(move |i| f64::from(i) * step(most)).filter(move |v| *v <= most);
+    let label = |v: f64| format!("{}", (v * 1e6).round() / 1e6);
+    let mut axes: String = steps(x1).map(|v| upright(x(v), &format!("{} s", label(v)))).collect();
+    axes.extend(steps(y1).map(|v| level(y(v), &label(v))));
+    draw((title, y_name), series, &axes, x, y)
+}
+
+const GRID: &str = "stroke='#ddd' stroke-width='1'";
+
+/// Where a part of the plot's width is.
+fn across(part: f64) -> f64 {
+    LEFT + part * (WIDTH - LEFT - RIGHT)
+}
+
+/// The same of its height.
+fn up(part: f64) -> f64 {
+    HEIGHT - BOTTOM - part * (HEIGHT - TOP - BOTTOM)
+}
+
+/// A line of the grid from top to bottom, with its label.
+fn upright(at: f64, label: &str) -> String {
+    let bottom = HEIGHT - BOTTOM;
+    format!(
+        "<line x1='{at:.1}' y1='{TOP}' x2='{at:.1}' y2='{bottom}' {GRID}/>\n\
+         <text x='{at:.1}' y='{}' text-anchor='middle'>{label}</text>\n",
+        bottom + 18.0
+    )
+}
+
+/// One from left to right.
+fn level(at: f64, label: &str) -> String {
+    let right = WIDTH - RIGHT;
+    format!(
+        "<line x1='{LEFT}' y1='{at:.1}' x2='{right}' y2='{at:.1}' {GRID}/>\n\
+         <text x='{}' y='{:.1}' text-anchor='end'>{label}</text>\n",
+        LEFT - 6.0,
+        at + 4.0
+    )
+}
+
+/// The curves over their axes, with a legend.
+fn draw(
+    (title, y_name): (&str, &str),
+    series: &[Series],
+    axes: &str,
+    x: impl Fn(f64) -> f64,
+    y: impl Fn(f64) -> f64,
+) -> String {
+    let escape = |s: &str| s.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    let mut body = axes.to_owned();
     for (i, s) in series.iter().enumerate() {
         let colour = COLOURS[i % COLOURS.len()];
         let path: Vec<String> = s.points.iter().map(|p| format!("{:.1},{:.1}", x(p.0), y(p.1))).collect();

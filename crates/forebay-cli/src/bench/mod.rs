@@ -3,6 +3,7 @@
 mod conformance;
 mod dispatch;
 mod gesture;
+mod goals;
 mod placement;
 mod ptask;
 mod report;
@@ -79,6 +80,17 @@ pub enum Bench {
     },
     /// Adaptive placement: what a decision costs, how good predictions are, and what it gains under load
     Placement,
+    /// Programs that want a rate or a latency, alone and beside others: goals that are pursued, and not (about three minutes)
+    Goals,
+    /// One of the programs of `bench goals`; ends with whoever holds its standard input
+    #[command(hide = true)]
+    GoalsProgram {
+        /// Which
+        program: goals::Program,
+        /// Its goal; none for whatever it can do
+        #[arg(long)]
+        goal: Option<f64>,
+    },
     /// One of the programs that are alike of `bench placement`
     #[command(hide = true)]
     PlacementAlike,
@@ -140,6 +152,11 @@ pub fn run(bench: &Bench, output: &Output) -> Result<(), String> {
         Bench::Schedulers => Report::new("schedulers", schedulers::run().map_err(text)?),
         Bench::Sharing { device } => Report::new("sharing", sharing::run(*device)?),
         Bench::Placement => Report::new("placement", placement::run()?),
+        Bench::Goals => {
+            let (rows, plots) = goals::run()?;
+            Report { plots, ..Report::new("goals", rows) }
+        }
+        Bench::GoalsProgram { program, goal } => return goals::be(*program, *goal),
         Bench::PlacementAlike => return placement::be_alike(),
         Bench::Resident { device, quick } => Report::new("resident", resident::run(*device, *quick)?),
         Bench::TransferLoad { load } => return transfer::load::be(*load),

@@ -150,12 +150,18 @@ impl Stage {
         self.start(device, &["--encrypted-file".to_owned()])
     }
 
-    fn start(&self, device: Kind, args: &[String]) -> Result<Actor, String> {
+    /// This program with these arguments, on the stage: its output is piped.
+    pub fn command(&self, args: &[&str]) -> Result<Command, String> {
         let mut c = Command::new(this()?);
-        c.args(["demo", "sharing-program", "--device", device.name()]).args(args);
         // An empty name is no service at all, whatever there is on this machine.
         let socket = if self.service.is_some() { self.socket().into_os_string() } else { "".into() };
-        c.env(forebay_proto::SOCKET_VARIABLE, socket).stdout(Stdio::piped()).stderr(Stdio::inherit());
+        c.args(args).env(forebay_proto::SOCKET_VARIABLE, socket).stdout(Stdio::piped()).stderr(Stdio::inherit());
+        Ok(c)
+    }
+
+    fn start(&self, device: Kind, args: &[String]) -> Result<Actor, String> {
+        let mut c = self.command(&["demo", "sharing-program", "--device", device.name()])?;
+        c.args(args);
         let mut child = c.spawn().map_err(io("start a program"))?;
         let report = Arc::new(Mutex::new(Report::default()));
         let (out, to) = (child.stdout.take(), report.clone());

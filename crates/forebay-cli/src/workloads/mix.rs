@@ -41,6 +41,19 @@ fn picture(wide: usize, high: usize) -> forebay::Result<Vec<u8>> {
     Ok((0..high).flat_map(row).flat_map(|(x, y)| p.get_pixel(x as u32, y as u32).0).collect())
 }
 
+/// What [`aes::anywhere`] is called with, for so many bytes of text.
+pub fn encryption(key: &aes::Key, n: usize) -> forebay::Result<Vec<Datablock>> {
+    let words = |data: &[u32]| Datablock::from_slice(Template::array::<u32>([data.len()]), data);
+    let (schedule, tables) = aes::constants(key, aes::Way::Encrypt);
+    let wide = |bytes: &[u8]| bytemuck::pod_collect_to_vec::<u8, u32>(bytes);
+    Ok(vec![
+        words(&wide(&text(n)))?,
+        words(&wide(&key.tweaks(0, n / aes::SECTOR)))?,
+        words(&schedule)?,
+        words(&tables)?,
+    ])
+}
+
 /// The workloads; `scale` is 1, 2 or 4: so many times the data.
 pub fn all(scale: usize) -> forebay::Result<Vec<Work>> {
     let bytes = |data: &[u8]| Datablock::from_slice(Template::array::<u8>([data.len()]), data);
@@ -48,11 +61,7 @@ pub fn all(scale: usize) -> forebay::Result<Vec<Work>> {
     let mut out = Vec::new();
     let n = scale << 20;
     let (key, sectors) = (aes::Key::new(&std::array::from_fn(|i| (i * 37 + 11) as u8)), n / aes::SECTOR);
-    let words = |data: &[u32]| Datablock::from_slice(Template::array::<u32>([data.len()]), data);
-    let (schedule, tables) = aes::constants(&key, aes::Way::Encrypt);
-    let wide = |bytes: &[u8]| bytemuck::pod_collect_to_vec::<u8, u32>(bytes);
-    let inputs =
-        vec![words(&wide(&text(n)))?, words(&wide(&key.tweaks(0, sectors)))?, words(&schedule)?, words(&tables)?];
+    let inputs = encryption(&key, n)?;
     out.push(Work { name: "aes", task: Box::new(move || aes::anywhere(&key, sectors)), inputs, tolerance: 0.0 });
     let mut add = |name, task: Box<dyn Fn() -> Task>, input: Datablock, tolerance| {
         out.push(Work { name, task, inputs: vec![input], tolerance });

@@ -15,8 +15,10 @@ use forebay::place::{Accelerated, Models, decision_cost};
 use forebay::transfer::Engine;
 use forebay::{Datablock, Impl, Kind, Mode, Runtime, Task};
 
+mod central;
 mod starpu;
 
+use self::central::{Central, Times};
 use super::schema::{Row, median};
 use super::transfer::load::{Load, Running as Loaded};
 use crate::workloads::mix::{self, Work};
@@ -30,14 +32,18 @@ const TURN: Duration = Duration::from_millis(700);
 const WHILE: Duration = TURN.saturating_mul(4);
 /// Measurements of each way of placing.
 const ROUNDS: usize = 3;
+/// A central scheduler that knows what everything takes, and when the load is there.
+const OMNISCIENT: &str = "omniscient";
 /// Programs that are alike, and how long they run.
 const ALIKE: usize = 5;
 const SETTLE: Duration = Duration::from_secs(6);
 
 type Result<T, E = String> = std::result::Result<T, E>;
 
+/// Calls a workload once.
+type Caller<'a> = Box<dyn Fn(&[Datablock]) -> Result<()> + Send + Sync + 'a>;
 /// Makes a workload callable, in one way of placing.
-type Make<'a> = dyn Fn(usize, &Work) -> Result<Accelerated> + 'a;
+type Make<'a> = dyn Fn(usize, &Work) -> Result<Caller<'a>> + 'a;
 /// A part of the benchmark.
 type Part = fn(&mut Vec<Row>) -> Result<()>;
 
@@ -54,13 +60,16 @@ fn runtime(mode: Mode, models: &Arc<Models>) -> Result<Runtime> {
 /// A load that comes and goes while it exists.
 struct Changing {
     stop: Arc<AtomicBool>,
+    /// Whether it is there now.
+    there: Arc<AtomicBool>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
 impl Changing {
     fn start() -> Self {
         let stop = Arc::new(AtomicBool::new(false));
-        let seen = stop.clone();
+        let there = Arc::new(AtomicBool::new(false));
+        let (seen, is) = (stop.clone(), there.clone());
         let thread = std::thread::spawn(move || {
             let wait = || {
                 let begun = Instant::now();
@@ -70,12 +79,14 @@ impl Changing {
             };
             while !seen.load(Ordering::Relaxed) {
                 let load = Loaded::start(Load::Cpu);
+                is.store(true, Ordering::Relaxed);
                 wait();
                 drop(load);
+                is.store(false, Ordering::Relaxed);
                 wait();
             }
         });
-        Changing { stop, thread: Some(thread) }
+        Changing { stop, there, thread: Some(thread) }
     }
 }
 
@@ -143,34 +154,39 @@ fn only(w: &Work, keep: impl Fn(&Impl) -> bool) -> Task {
 }
 
 /// All workloads at once for a while, each called by a thread of its own: calls in a second, the geometric mean of all.
-fn together(works: &[Work], make: impl Fn(usize, &Work) -> Result<Accelerated>) -> Result<f64> {
-    let tasks = works.iter().enumerate().map(|(i, w)| make(i, w)).collect::<Result<Vec<_>>>()?;
-    for (task, w) in tasks.iter().zip(works) {
-        call(task, w, LEARN)?;
+fn together<'a>(works: &[Work], make: &Make<'a>) -> Result<f64> {
+    let callers = works.iter().enumerate().map(|(i, w)| make(i, w)).collect::<Result<Vec<_>>>()?;
+    for (caller, w) in callers.iter().zip(works) {
+        (0..LEARN).try_for_each(|_| caller(&w.inputs))?;
     }
     let begun = Instant::now();
+    let count = |caller: &Caller<'a>, inputs: &[Datablock]| {
+        let mut n = 0;
+        while begun.elapsed() < WHILE {
+            caller(inputs)?;
+            n += 1;
+        }
+        Ok(n)
+    };
+    let count = &count;
     let counts: Vec<Result<u64>> = std::thread::scope(|s| {
-        let count = |task: &Accelerated, inputs: &[Datablock]| {
-            let mut n = 0;
-            while begun.elapsed() < WHILE {
-                task.call(inputs).map_err(text)?;
-                n += 1;
-            }
-            Ok(n)
+        let spawn = |(caller, w): (_, &Work)| {
+            // A workload's makers stay here.
+            let inputs = w.inputs.clone();
+            s.spawn(move || count(caller, &inputs))
         };
-        let threads: Vec<_> = tasks
-            .iter()
-            .zip(works)
-            .map(|(task, w)| {
-                let inputs = &w.inputs;
-                s.spawn(move || count(task, inputs))
-            })
-            .collect();
+        let threads: Vec<_> = callers.iter().zip(works).map(spawn).collect();
         threads.into_iter().map(|t| t.join().unwrap_or_else(|_| Err("a caller panicked".into()))).collect()
     });
     let rates = counts.into_iter().collect::<Result<Vec<_>>>()?;
     let logs: f64 = rates.iter().map(|n| (*n as f64 / WHILE.as_secs_f64()).ln()).sum();
     Ok((logs / rates.len() as f64).exp())
+}
+
+/// A task as a caller.
+fn caller<'a>(task: Result<Accelerated, forebay::Error>) -> Result<Caller<'a>> {
+    let task = task.map_err(text)?;
+    Ok(Box::new(move |inputs| task.call(inputs).map(drop).map_err(text)))
 }
 
 /// All workloads at once, placed in several ways.
@@ -181,32 +197,26 @@ fn contention(rows: &mut Vec<Row>) -> Result<()> {
     let first = runtime(Mode::FirstAvailable, &models)?;
     let aware = runtime(Mode::DataAware, &models)?;
     let host = |i: &Impl| matches!(i, Impl::Host(_));
-    // Which is faster alone decides for "static best".
-    let mut best = Vec::new();
-    for w in &works {
-        let mut times = [f64::INFINITY; 2];
-        for (at, on_host) in [(0, true), (1, false)] {
-            let task = first.accelerate(1, || only(w, |i| host(i) == on_host)).map_err(text)?;
-            call(&task, w, 5)?;
-            times[at] = call(&task, w, 10)?;
-        }
-        best.push(times[0] <= times[1]);
-    }
+    let times = Times::measure(&first, &works)?;
     for (what, loaded) in [("nothing else", false), ("load that changes", true)] {
         let load = loaded.then(Changing::start);
-        let ways: [(&str, &Make); 6] = [
-            ("adaptive", &|_, w| adaptive.accelerate(1, &w.task).map_err(text)),
-            ("all on the accelerator", &|_, w| first.accelerate(1, || only(w, |i| !host(i))).map_err(text)),
-            ("all on the CPU", &|_, w| first.accelerate(1, || only(w, host)).map_err(text)),
-            ("static best", &|i, w| first.accelerate(1, || only(w, |k| host(k) == best[i])).map_err(text)),
-            ("first-available", &|_, w| first.accelerate(1, &w.task).map_err(text)),
-            ("data-aware", &|_, w| aware.accelerate(1, &w.task).map_err(text)),
+        let heft = &Central::new(&first, &works, &times, None)?;
+        let omniscient = &Central::new(&first, &works, &times, load.as_ref().map(|l| l.there.clone()))?;
+        let ways: [(&str, &Make); 8] = [
+            ("adaptive", &|_, w| caller(adaptive.accelerate(1, &w.task))),
+            ("all on the accelerator", &|_, w| caller(first.accelerate(1, || only(w, |i| !host(i))))),
+            ("all on the CPU", &|_, w| caller(first.accelerate(1, || only(w, host)))),
+            ("static best", &|i, w| caller(first.accelerate(1, || only(w, |k| host(k) == times.prefers_host(i))))),
+            ("first-available", &|_, w| caller(first.accelerate(1, &w.task))),
+            ("data-aware", &|_, w| caller(aware.accelerate(1, &w.task))),
+            ("HEFT", &|i, _| Ok(Box::new(move |inputs| heft.call(i, inputs)))),
+            (OMNISCIENT, &|i, _| Ok(Box::new(move |inputs| omniscient.call(i, inputs)))),
         ];
         let mut samples: Vec<Vec<f64>> = vec![Vec::new(); ways.len()];
         // Each way once a round: what changes on the machine meets all of them.
         for round in 0..ROUNDS {
             for i in 0..ways.len() {
-                let i = (i + round * 2) % ways.len();
+                let i = (i + round * 3) % ways.len();
                 samples[i].push(together(&works, ways[i].1)?);
             }
         }
@@ -216,7 +226,9 @@ fn contention(rows: &mut Vec<Row>) -> Result<()> {
             let s = median(s);
             if *name == "adaptive" { row.ours = Some(s) } else { row = row.peer(name, Some(s)) }
         }
+        let known = Row { case: format!("the same, beside {what}: whoever knows everything"), ..row.clone() };
         rows.push(row.at_least("all on the accelerator", 1.8));
+        rows.push(known.at_least(OMNISCIENT, 0.965));
     }
     Ok(())
 }
