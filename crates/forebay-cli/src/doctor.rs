@@ -39,6 +39,21 @@ fn transfer(device: &Arc<dyn Device>, calibrate: bool) {
     }
 }
 
+/// Says which cores are alike, if not all are, and how many threads a program had better have now.
+fn cores() {
+    let all = forebay::place::core_classes();
+    for c in all.iter().filter(|_| all.len() > 1) {
+        let kind = if c.is_fast(&all) { "fast" } else { "standard" };
+        let speed = f64::from(c.capacity) / 10.24;
+        crate::say(&format!("  {} {kind} cores, {speed:.0} % as fast as the fastest: {:?}", c.cpus.len(), c.cpus));
+    }
+    let cpu = forebay::place::Cpu::new();
+    // It looks at the load from the first question on.
+    cpu.threads();
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    crate::say(&format!("  load: a parallel program had better have {} threads now", cpu.threads()));
+}
+
 /// NVIDIA's control daemon for programs that share a GPU in space.
 const MPS: &str = forebayd::mps::PROGRAM;
 
@@ -105,6 +120,9 @@ pub fn run(options: &Options) -> Result<(), String> {
             crate::say("  conformance: all checks passed");
         }
         broken += failed.len();
+        if i.kind == Kind::Cpu {
+            cores();
+        }
         transfer(d, options.calibrate);
     }
     for (kind, why) in missing {

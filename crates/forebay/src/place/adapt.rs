@@ -7,6 +7,7 @@ use forebay_hal::Direction;
 use forebay_policy::{Counts, MAX_PLACED};
 use forebay_proto::client::Account;
 
+use super::cores::Cores;
 use super::load::{Load, standing};
 use super::model::{Model, Prediction, Sample, position};
 use super::stability::Stability;
@@ -77,7 +78,7 @@ pub(crate) struct Adapt {
     stability: Vec<Stability>,
     models: Arc<Models>,
     load: Arc<Load>,
-    cores: usize,
+    cores: Cores,
     at: Situation,
     /// What may be spent on measuring, ns.
     budget: f64,
@@ -93,6 +94,8 @@ pub(crate) struct Adapt {
 
 impl Adapt {
     pub(crate) fn new(task: &str, models: &Arc<Models>, load: &Arc<Load>, cores: usize, seed: u64) -> Self {
+        let here = Cores::here();
+        let cores = if here.count() == cores { here.clone() } else { Cores::alike(cores) };
         Adapt {
             task: task.to_owned(),
             choices: Vec::new(),
@@ -140,7 +143,7 @@ impl Adapt {
     fn share(&self, c: &Choice, runs: bool, account: &dyn Fn(usize) -> Option<Arc<Account>>) -> f64 {
         let account = account(c.device);
         match c.width {
-            Some(width) => self.load.cpu(self.cores, width, if runs { width } else { 0 }, account.as_deref()),
+            Some(width) => self.load.cpu(&self.cores, width, if runs { width } else { 0 }, account.as_deref()),
             None => account.map_or(1.0, |a| standing(&a)),
         }
     }

@@ -10,12 +10,16 @@ use std::time::Duration;
 
 use forebay_proto::client::Account;
 
+use super::cores::Cores;
+
 /// Between looks.
 const EVERY: Duration = Duration::from_millis(25);
 /// Weight of a look.
 const SMOOTHING: f64 = 0.4;
 /// Less than this part of a device is not believed: predictions stay finite.
 const LEAST: f64 = 0.01;
+/// What a thread is to have of a fast core at least, to be worth while.
+const FUNDED: f64 = 0.5;
 /// Looks for nobody after which the thread ends.
 const UNUSED: u32 = 40;
 
@@ -35,11 +39,6 @@ pub(crate) struct Load {
 fn runnable() -> Option<u64> {
     let stat = std::fs::read_to_string("/proc/stat").ok()?;
     stat.lines().find_map(|l| l.strip_prefix("procs_running "))?.trim().parse().ok()
-}
-
-/// What is a thread's part of `cores` when `others` want them, too, and it is one of `width` that do the same work.
-fn part(cores: f64, others: f64, width: f64) -> f64 {
-    (cores / (width + others)).min(1.0)
 }
 
 impl Load {
@@ -83,14 +82,14 @@ impl Load {
 
     /// The part of the CPU that a task which uses `width` of its cores would get of them, above 0 and up to 1. This process's
     /// other tasks want them, too, on whatever device that is the CPU: all that are counted as busy but `itself`.
-    pub(crate) fn cpu(self: &Arc<Self>, cores: usize, width: usize, itself: usize, account: Option<&Account>) -> f64 {
+    pub(crate) fn cpu(self: &Arc<Self>, of: &Cores, width: usize, itself: usize, account: Option<&Account>) -> f64 {
         self.watch();
-        let cores = cores as f64;
+        let cores = of.count() as f64;
         let width = (width as f64).clamp(1.0, cores);
         let own = self.own.load(Ordering::Relaxed).saturating_sub(itself as u32);
         let others = self.others.load(Ordering::Relaxed) as f64 / 1000.0 + f64::from(own);
         let told = account.map_or(1.0, |a| standing(a) * cores / width);
-        part(cores, others, width).min(told).clamp(LEAST, 1.0)
+        of.part(width + others).min(told).clamp(LEAST, 1.0)
     }
 
     /// This process keeps so many threads busy from now on, until the guard is dropped.
@@ -104,7 +103,7 @@ impl Load {
 pub struct Cpu {
     load: Arc<Load>,
     account: Option<Account>,
-    cores: usize,
+    cores: &'static Cores,
 }
 
 /// Threads of this process that are at work, until it is dropped.
@@ -120,13 +119,18 @@ impl Cpu {
     /// This machine's. With the service's say, if there is a service.
     pub fn new() -> Self {
         let account = forebay_proto::client::Session::open("forebay").and_then(|s| Account::cpu(&s)).ok();
-        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-        Cpu { load: Load::of_process(), account, cores }
+        Cpu { load: Load::of_process(), account, cores: Cores::here() }
     }
 
     /// Cores.
     pub fn cores(&self) -> usize {
-        self.cores
+        self.cores.count()
+    }
+
+    /// How many threads a parallel program had better have now: as many as would each be funded with half of a fast core at
+    /// least, by what others leave and by what the service gives this process. More would wait for each other.
+    pub fn threads(&self) -> usize {
+        (2..=self.cores()).take_while(|n| self.available(*n, 0) >= FUNDED).last().unwrap_or(1)
     }
 
     /// The part of `width` cores that work on them would get now, above 0 and up to 1. `itself` is how many threads that are
@@ -188,11 +192,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_is_what_an_even_scheduler_gives() {
-        assert_eq!(part(2.0, 0.0, 1.0), 1.0);
-        assert_eq!(part(2.0, 1.0, 1.0), 1.0);
-        assert_eq!(part(2.0, 3.0, 1.0), 0.5);
-        assert_eq!(part(2.0, 2.0, 2.0), 0.5);
+    fn as_many_threads_are_advised_as_are_funded() {
+        let cores = Box::leak(Box::new(Cores::alike(8)));
+        let advised = |others: f64| Cpu { load: Load::told(others), account: None, cores }.threads();
+        // With w of one's own each has 8 / (w + others).
+        assert_eq!([0.0, 4.0, 8.0, 10.0, 14.0, 15.0, 100.0].map(advised), [8, 8, 8, 6, 2, 1, 1]);
     }
 
     /// Threads that spin are others to whoever does not count them as its own.
@@ -200,6 +204,7 @@ mod tests {
     fn load_is_seen_and_goes_away() {
         let load = Arc::new(Load::default());
         let cores = std::thread::available_parallelism().unwrap().get();
+        let of = Cores::alike(cores);
         let stop = AtomicBool::new(false);
         std::thread::scope(|s| {
             for _ in 0..cores * 3 {
@@ -210,17 +215,17 @@ mod tests {
                 });
             }
             let begun = std::time::Instant::now();
-            while load.cpu(cores, 1, 0, None) > 0.5 && begun.elapsed() < Duration::from_secs(10) {
+            while load.cpu(&of, 1, 0, None) > 0.5 && begun.elapsed() < Duration::from_secs(10) {
                 std::thread::sleep(Duration::from_millis(20));
             }
-            let seen = load.cpu(cores, 1, 0, None);
+            let seen = load.cpu(&of, 1, 0, None);
             stop.store(true, Ordering::Relaxed);
             assert!(seen <= 0.5, "three others for each core, and {seen} are available");
         });
         let own = load.busy(2);
         assert_eq!(load.own.load(Ordering::Relaxed), 2);
         // Others of its own are load for a task, it itself is none.
-        let (with, without) = (load.cpu(2, 2, 0, None), load.cpu(2, 2, 2, None));
+        let (with, without) = (load.cpu(&Cores::alike(2), 2, 0, None), load.cpu(&Cores::alike(2), 2, 2, None));
         assert!(with < without, "{with} {without}");
         drop(own);
         assert_eq!(load.own.load(Ordering::Relaxed), 0);
