@@ -18,6 +18,8 @@ FB_DEVICE u32 fb_load_sys(const u32 *p) { u32 v; asm volatile("ld.acquire.sys.u3
 FB_DEVICE void fb_store_sys(u32 *p, u32 v) { asm volatile("st.release.sys.u32 [%0], %1;" :: "l"(p), "r"(v) : "memory"); }
 FB_DEVICE u32 fb_load(const u32 *p) { u32 v; asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory"); return v; }
 FB_DEVICE void fb_store(u32 *p, u32 v) { asm volatile("st.release.gpu.u32 [%0], %1;" :: "l"(p), "r"(v) : "memory"); }
+// A word that somebody may look at, in no order with others.
+FB_DEVICE void fb_note(u32 *p, u32 v) { asm volatile("st.relaxed.sys.u32 [%0], %1;" :: "l"(p), "r"(v) : "memory"); }
 // Adds and gives what was there before; everything before it is seen by whoever sees the sum, and the other way round.
 FB_DEVICE u32 fb_add(u32 *p, u32 v) { u32 o; asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(o) : "l"(p), "r"(v) : "memory"); return o; }
 FB_DEVICE u32 fb_or(u32 *p, u32 v) { u32 o; asm volatile("atom.acq_rel.gpu.global.or.b32 %0, [%1], %2;" : "=r"(o) : "l"(p), "r"(v) : "memory"); return o; }
@@ -67,6 +69,7 @@ FB_DEVICE bool fb_due(u64 *last) {
 #endif
 FB_DEVICE u32 fb_load_sys(const u32 *p) { FB_STEP(); return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 FB_DEVICE void fb_store_sys(u32 *p, u32 v) { FB_STEP(); __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+FB_DEVICE void fb_note(u32 *p, u32 v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 FB_DEVICE u32 fb_load(const u32 *p) { FB_STEP(); return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 FB_DEVICE void fb_store(u32 *p, u32 v) { FB_STEP(); __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 FB_DEVICE u32 fb_add(u32 *p, u32 v) { FB_STEP(); return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL); }

@@ -8,6 +8,8 @@
 // Tasks that are taken from everybody's queue at a time.
 #define FB_BATCH 8
 #endif
+// Tasks between two looks at whether others are idle, on a GPU.
+#define FB_LOOK 8
 
 // Tasks of one root that a block counts for itself, so that what it makes and does costs no atomic operation: while any are
 // left, the root's `remaining` has `units` for them.
@@ -17,15 +19,32 @@ struct Held {
   u32 left;
 };
 
+// What a block keeps to itself; one lane at a time touches it.
+struct Own {
+  Task tasks[FB_LOCAL];
+  u32 count;
+  Held held;
+  // The tickets that it holds in each ring.
+  u32 tickets[2];
+  // It is counted in the grid's `idle`, and (FB_LOOK) what it found there when it looked last.
+  u32 idle;
+  bool others_idle;
+  // Its heartbeat as it is, so that it need not be read.
+  u32 epoch;
+  bool busy;
+  // Tasks so far, and when it looked at the stop word.
+  u32 turns;
+  u64 looked;
+};
+
 // Where a task function finds what it may use.
 struct Context {
   Grid *grid;
   u32 block;
   u32 root;
-  // The block's own tasks, and what it counts; one lane at a time touches them.
-  Task *local;
-  u32 *locals;
-  Held *held;
+  // The task's: its ring, and whether its root has a limit.
+  u32 priority;
+  Own *own;
 };
 
 FB_DEVICE void fb_fail(Grid *g, u32 root, u32 status) { fb_or(&g->roots[root].status, status); }
@@ -44,6 +63,15 @@ FB_DEVICE bool fb_delete(Context *c, void *at) {
   return false;
 }
 
+// Whether others have nothing to do. On a GPU everybody's word is looked at now and then only.
+FB_DEVICE bool fb_others_idle(Context *c) {
+#ifdef FB_GPU
+  return c->own->others_idle;
+#else
+  return (int)fb_load(&c->grid->idle) > 0;
+#endif
+}
+
 // Gives a task to everybody; priority 0 is taken first. Others do not know what this block counts for itself.
 FB_DEVICE bool fb_share(Context *c, Task *t) {
   Grid *g = c->grid;
@@ -51,7 +79,7 @@ FB_DEVICE bool fb_share(Context *c, Task *t) {
   if (!fb_reserve(q)) return false;
   if (!t->counted) {
     // The last one that the block has takes one of its units along, any other a new one.
-    Held *h = c->held;
+    Held *h = &c->own->held;
     const u32 add = --h->left > 0 ? 1 : 1 - h->units;
     if (add != 0) fb_add(&g->roots[t->root].remaining, add);
     t->counted = 1;
@@ -69,19 +97,20 @@ FB_DEVICE bool fb_spawn(Context *c, u32 function, u64 first, u64 count, const vo
   t.root = c->root;
   t.first = first;
   t.count = count;
-  t.priority = g->roots[c->root].priority;
+  t.priority = c->priority;
   for (u32 i = 0; i < sizeof t.args; i++) t.args[i] = i < bytes ? ((const unsigned char *)args)[i] : 0;
-  t.counted = c->held->left == 0 || c->held->root != c->root;
+  Own *o = c->own;
+  t.counted = o->held.left == 0 || o->held.root != c->root;
   if (t.counted) fb_add(&g->roots[c->root].remaining, 1);
-  else c->held->left++;
+  else o->held.left++;
   // What is one's own is quickest, unless others have nothing to do.
-  if (*c->locals < FB_LOCAL && ((int)fb_load(&g->idle) <= 0 || !fb_share(c, &t))) {
-    c->local[(*c->locals)++] = t;
+  if (o->count < FB_LOCAL && (!fb_others_idle(c) || !fb_share(c, &t))) {
+    o->tasks[o->count++] = t;
     return true;
   }
-  if (*c->locals < FB_LOCAL || fb_share(c, &t)) return true;
+  if (o->count < FB_LOCAL || fb_share(c, &t)) return true;
   if (t.counted) fb_add(&g->roots[c->root].remaining, (u32)-1);
-  else c->held->left--;
+  else o->held.left--;
   return false;
 }
 
@@ -90,7 +119,7 @@ FB_DEVICE bool fb_spawn(Context *c, u32 function, u64 first, u64 count, const vo
 FB_DEVICE u32 fb_node(Context *c, u32 pending, u32 function, u64 first, u64 count, const void *args, u32 bytes) {
   Grid *g = c->grid;
   Task free;
-  Queue *q = &g->queues[g->roots[c->root].priority & 1];
+  Queue *q = &g->queues[c->priority & 1];
   if (pending == 0 || !fb_reserve(q)) return FB_NONE;
   if (fb_take(&g->free_nodes, &free, 1) == 0) {
     fb_add(&q->space, 1);
@@ -102,7 +131,7 @@ FB_DEVICE u32 fb_node(Context *c, u32 pending, u32 function, u64 first, u64 coun
   node->task.root = c->root;
   node->task.first = first;
   node->task.count = count;
-  node->task.priority = g->roots[c->root].priority;
+  node->task.priority = c->priority;
   node->task.counted = 1;
   for (u32 i = 0; i < sizeof node->task.args; i++) node->task.args[i] = i < bytes ? ((const unsigned char *)args)[i] : 0;
   fb_add(&g->roots[c->root].remaining, 1);
@@ -121,8 +150,9 @@ FB_DEVICE void fb_release_many(Context *c, u32 n, u32 done) {
   fb_put(&g->free_nodes, &free);
   // Its place in the queue it has had since it was made.
   Queue *q = &g->queues[t.priority & 1];
-  if (*c->locals < FB_LOCAL && (int)fb_load(&g->idle) <= 0) {
-    c->local[(*c->locals)++] = t;
+  Own *o = c->own;
+  if (o->count < FB_LOCAL && !fb_others_idle(c)) {
+    o->tasks[o->count++] = t;
     fb_add(&q->space, 1);
     return;
   }
@@ -133,8 +163,8 @@ FB_DEVICE void fb_release(Context *c, u32 n) { fb_release_many(c, n, 1); }
 
 // Takes `n` of the root's fuel; false when it is used up, and the task had better return.
 FB_DEVICE bool fb_burn(Context *c, u32 n) {
+  if (!(c->priority & FB_LIMITED)) return true;
   Root *r = &c->grid->roots[c->root];
-  if (!r->limited) return true;
   if ((int)fb_add(&r->fuel, (u32)-(int)n) >= (int)n) return true;
   fb_fail(c->grid, c->root, FB_OUT_OF_FUEL);
   return false;
@@ -206,8 +236,6 @@ FB_DEVICE bool fb_receive(Grid *g, u32 ring, u32 ticket, Task *t) {
   const u32 root = r->first_root + at;
   Root *to = &g->roots[root];
   to->fuel = s->fuel;
-  to->limited = s->fuel != 0;
-  to->priority = ring;
   to->seq = ticket + 1;
   fb_clear(to->result, sizeof to->result);
   fb_store(&to->status, 0);
@@ -216,37 +244,48 @@ FB_DEVICE bool fb_receive(Grid *g, u32 ring, u32 ticket, Task *t) {
   t->root = root;
   t->first = s->first;
   t->count = s->count;
-  t->priority = ring;
+  t->priority = s->fuel ? ring | FB_LIMITED : ring;
   t->counted = 1;
   fb_copy(t->args, s->args, sizeof t->args);
   return true;
 }
 
+// A sign of life.
+FB_DEVICE void fb_beat(Grid *g, u32 block, Own *o) { fb_note(&g->beats[block].epoch, ++o->epoch); }
+
+FB_DEVICE void fb_count_idle(Grid *g, Own *o, u32 idle) {
+  if (o->idle != idle) fb_add(&g->idle, idle - o->idle);
+  o->idle = idle;
+}
+
 // What a block does next. Called by lane 0.
-FB_DEVICE u32 fb_next(Grid *g, u32 block, Task *t, Task *local, u32 *locals, u32 *tickets, u32 *idle, u64 *looked) {
+FB_DEVICE u32 fb_next(Grid *g, u32 block, Task *t, Own *o) {
   u32 stop = 0;
   for (u32 round = 0;; round++) {
     // Between tasks that follow each other closely a look at the host's word would cost more than they do.
-    if (round > 0 || fb_due(looked)) stop = fb_load_sys(&g->control->stop);
+    if (round > 0 || fb_due(&o->looked)) stop = fb_load_sys(&g->control->stop);
     if (stop == FB_STOP_NOW) break;
     bool found = true;
-    if (fb_receive(g, 0, tickets[0], t)) tickets[0] = fb_add(&g->rings[0].head, 1);
+    if (fb_receive(g, 0, o->tickets[0], t)) o->tickets[0] = fb_add(&g->rings[0].head, 1);
     else if (fb_take(&g->queues[0], t, 1)) {}
-    else if (*locals > 0) *t = local[--*locals];
-    else if (fb_receive(g, 1, tickets[1], t)) tickets[1] = fb_add(&g->rings[1].head, 1);
-    else if ((*locals = fb_take(&g->queues[1], local, FB_BATCH)) > 0) *t = local[--*locals];
+    else if (o->count > 0) *t = o->tasks[--o->count];
+    else if (fb_receive(g, 1, o->tickets[1], t)) o->tickets[1] = fb_add(&g->rings[1].head, 1);
+    else if ((o->count = fb_take(&g->queues[1], o->tasks, FB_BATCH)) > 0) *t = o->tasks[--o->count];
     else found = false;
     if (found) {
-      if (*idle) { fb_add(&g->idle, (u32)-1); *idle = 0; }
+      fb_count_idle(g, o, 0);
       return 1;
     }
     // Of what was submitted before the word was written nothing is missed: the rings were looked at after it.
     if (stop == FB_STOP_DRAIN) break;
-    if (!*idle) { fb_add(&g->idle, 1); *idle = 1; }
-    if ((round & 255) == 0) fb_store_sys(&g->beats[block].epoch, g->beats[block].epoch + 1);
+    fb_count_idle(g, o, 1);
+    if (o->busy) fb_store_sys(&g->beats[block].busy, 0);
+    o->busy = false;
+    if ((round & 255) == 0) fb_beat(g, block, o);
     fb_idle(round);
   }
-  if (*idle) { fb_add(&g->idle, (u32)-1); *idle = 0; }
+  fb_count_idle(g, o, 0);
+  fb_store_sys(&g->beats[block].busy, 0);
   return 0;
 }
 
@@ -254,7 +293,7 @@ FB_DEVICE u32 fb_next(Grid *g, u32 block, Task *t, Task *local, u32 *locals, u32
 FB_DEVICE void fb_split(Context *c, Task *t) {
   const u64 grain = c->grid->grain;
   while (t->count > grain) {
-    const u64 half = (int)fb_load(&c->grid->idle) > 0 ? t->count / 2 : t->count - grain;
+    const u64 half = fb_others_idle(c) ? t->count / 2 : t->count - grain;
     if (!fb_spawn(c, t->function, t->first + t->count - half, half, t->args, sizeof t->args)) return;
     t->count -= half;
     if (t->count <= grain) return;
@@ -264,52 +303,61 @@ FB_DEVICE void fb_split(Context *c, Task *t) {
 // What a block does with a task before its lanes run it. Called by lane 0; false when it is not to be run.
 FB_DEVICE bool fb_begin(Context *c, Task *t) {
   Grid *g = c->grid;
+  Own *o = c->own;
   Beat *b = &g->beats[c->block];
-  b->function = t->function;
-  b->ticket = g->roots[t->root].seq;
-  fb_store_sys(&b->busy, 1);
-  fb_hold(c->held, t);
-  if (fb_load(&g->roots[t->root].status) & FB_OUT_OF_FUEL) return false;
-  if (!fb_burn(c, 1)) return false;
+  c->root = t->root;
+  c->priority = t->priority;
+  fb_note(&b->function, t->function);
+  fb_note(&b->root, t->root);
+  if (!o->busy) fb_store_sys(&b->busy, 1);
+  o->busy = true;
+#ifdef FB_GPU
+  if (o->turns++ % FB_LOOK == 0) o->others_idle = (int)fb_load(&g->idle) > 0;
+#endif
+  fb_hold(&o->held, t);
+  if (t->priority & FB_LIMITED) {
+    if (fb_load(&g->roots[t->root].status) & FB_OUT_OF_FUEL) return false;
+    if (!fb_burn(c, 1)) return false;
+  }
   fb_split(c, t);
   return true;
 }
 
 FB_DEVICE void fb_end(Context *c, const Task *t) {
-  Grid *g = c->grid;
-  fb_done(g, c->held, t);
-  Beat *b = &g->beats[c->block];
-  fb_store_sys(&b->epoch, b->epoch + 1);
-  fb_store_sys(&b->busy, 0);
+  Own *o = c->own;
+  fb_done(c->grid, &o->held, t);
+  fb_beat(c->grid, c->block, o);
   // Half of what is piling up is for everybody.
-  if (*c->locals > FB_LOCAL / 2 && (int)fb_load(&g->idle) > 0) {
-    while (*c->locals > FB_LOCAL / 4 && fb_share(c, &c->local[*c->locals - 1])) --*c->locals;
+  if (o->count > FB_LOCAL / 2 && fb_others_idle(c)) {
+    while (o->count > FB_LOCAL / 4 && fb_share(c, &o->tasks[o->count - 1])) --o->count;
   }
+}
+
+FB_DEVICE void fb_enter(Grid *g, Own *o) {
+  o->count = o->idle = o->epoch = o->turns = 0;
+  o->held = Held{0, 0, 0};
+  o->others_idle = o->busy = false;
+  o->looked = 0;
+  for (u32 i = 0; i < 2; i++) o->tickets[i] = fb_add(&g->rings[i].head, 1);
 }
 
 #ifdef FB_KERNELS
 
 extern "C" __global__ void fb_grid(Grid *g) {
-  __shared__ Task task, local[FB_LOCAL];
-  __shared__ u32 locals, state, run;
-  __shared__ Held held;
-  u32 tickets[2] = {0, 0}, idle = 0;
-  u64 looked = 0;
-  Context c = {g, blockIdx.x, 0, local, &locals, &held};
-  if (fb_lane() == 0) {
-    locals = 0;
-    held = Held{0, 0, 0};
-    for (u32 i = 0; i < 2; i++) tickets[i] = fb_add(&g->rings[i].head, 1);
-  }
+  __shared__ Task task;
+  __shared__ Own own;
+  __shared__ u32 state, run;
+  Context c = {g, blockIdx.x, 0, 0, &own};
+  if (fb_lane() == 0) fb_enter(g, &own);
   for (;;) {
     if (fb_lane() == 0) {
-      state = fb_next(g, c.block, &task, local, &locals, tickets, &idle, &looked);
-      c.root = task.root;
+      state = fb_next(g, c.block, &task, &own);
       run = state && fb_begin(&c, &task);
     }
     fb_barrier();
     if (!state) return;
     c.root = task.root;
+    c.priority = task.priority;
     if (run && !fb_call(task.function, &c, &task) && fb_lane() == 0) fb_fail(g, task.root, FB_UNKNOWN_FUNCTION);
     fb_barrier();
     if (fb_lane() == 0) fb_end(&c, &task);
@@ -319,14 +367,11 @@ extern "C" __global__ void fb_grid(Grid *g) {
 #else
 
 extern "C" __attribute__((visibility("default"))) void fb_block(Grid *g, u32 block) {
-  Task task, local[FB_LOCAL];
-  u32 locals = 0, tickets[2], idle = 0;
-  u64 looked = 0;
-  Held held = {0, 0, 0};
-  Context c = {g, block, 0, local, &locals, &held};
-  for (u32 i = 0; i < 2; i++) tickets[i] = fb_add(&g->rings[i].head, 1);
-  while (fb_next(g, block, &task, local, &locals, tickets, &idle, &looked)) {
-    c.root = task.root;
+  Task task;
+  Own own;
+  Context c = {g, block, 0, 0, &own};
+  fb_enter(g, &own);
+  while (fb_next(g, block, &task, &own)) {
     if (fb_begin(&c, &task) && !fb_call(task.function, &c, &task)) fb_fail(g, task.root, FB_UNKNOWN_FUNCTION);
     fb_end(&c, &task);
   }

@@ -9,6 +9,7 @@
 #define FB_STOP_NOW 2u
 #define FB_UNKNOWN_FUNCTION 1u
 #define FB_OUT_OF_FUEL 2u
+#define FB_LIMITED 2u
 #define FB_BAD_FREE 4u
 #define FB_FIRST_OWN 256u
 #define FB_NONE 4294967295u
@@ -61,8 +62,6 @@ struct alignas(64) Root {
   u32 remaining;
   u32 status;
   u32 fuel;
-  u32 limited;
-  u32 priority;
   u32 seq;
   unsigned char result[40];
 };
@@ -70,10 +69,8 @@ static_assert(sizeof(Root) == 64, "size");
 static_assert(FB_OFFSET(Root, remaining) == 0, "offset");
 static_assert(FB_OFFSET(Root, status) == 4, "offset");
 static_assert(FB_OFFSET(Root, fuel) == 8, "offset");
-static_assert(FB_OFFSET(Root, limited) == 12, "offset");
-static_assert(FB_OFFSET(Root, priority) == 16, "offset");
-static_assert(FB_OFFSET(Root, seq) == 20, "offset");
-static_assert(FB_OFFSET(Root, result) == 24, "offset");
+static_assert(FB_OFFSET(Root, seq) == 12, "offset");
+static_assert(FB_OFFSET(Root, result) == 16, "offset");
 struct alignas(8) Cell {
   u32 seq;
   u32 unused;
@@ -130,13 +127,13 @@ struct alignas(64) Beat {
   u32 epoch;
   u32 busy;
   u32 function;
-  u32 ticket;
+  u32 root;
 };
 static_assert(sizeof(Beat) == 64, "size");
 static_assert(FB_OFFSET(Beat, epoch) == 0, "offset");
 static_assert(FB_OFFSET(Beat, busy) == 4, "offset");
 static_assert(FB_OFFSET(Beat, function) == 8, "offset");
-static_assert(FB_OFFSET(Beat, ticket) == 12, "offset");
+static_assert(FB_OFFSET(Beat, root) == 12, "offset");
 struct alignas(64) Control {
   u32 stop;
 };

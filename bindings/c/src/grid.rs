@@ -19,7 +19,7 @@ const _: () = assert!(FOREBAY_RESULT == forebay::resident::RESULT);
 /// A grid that runs.
 pub struct forebay_grid(Grid);
 
-/// A task that was submitted.
+/// A task that was submitted; one thread's at a time.
 pub struct forebay_ticket(Option<Ticket>);
 
 /// What to submit. All zeros but the function is a task without arguments, for one item, with all the fuel that it wants.

@@ -278,6 +278,9 @@ pub struct Saved {
     /// Its co-run group, and what it is there: 0 the control daemon, 1 a server, 2 a program.
     #[serde(default)]
     pub group: Option<(String, u8)>,
+    /// The folder of a control daemon.
+    #[serde(default)]
+    pub folder: Option<String>,
 }
 
 /// A packet that is no message.

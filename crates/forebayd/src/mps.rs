@@ -1,14 +1,17 @@
-//! Control daemons of NVIDIA MPS, as child processes: one for each co-run group, in a folder of its own.
+//! Control daemons of NVIDIA MPS, as child processes: one for each co-run group, in a folder of its own that is made for it
+//! and removed when it has ended.
 
 use std::fs;
 use std::io::Write as _;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, chown};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, lchown};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 /// The driver's control daemon, where it is in the path.
 pub const PROGRAM: &str = "nvidia-cuda-mps-control";
+/// Folders of one group that may be left over from daemons before.
+const MAX_FOLDERS: usize = 100;
 
 /// Where daemons live, and which have not been heard the end of.
 pub struct Mps {
@@ -28,21 +31,16 @@ impl Mps {
         ["pipe", "log"].map(|part| self.root.join(folder).join(part))
     }
 
-    /// Starts a daemon as this user; its number.
+    /// Starts a daemon as this user, in a folder that was not there before; its number, and the folder's name.
     ///
     /// # Errors
     /// Why not, for people.
-    pub fn start(&mut self, uid: u32, gid: u32, folder: &str) -> Result<u32, String> {
+    pub fn start(&mut self, uid: u32, gid: u32, group: &str) -> Result<(u32, String), String> {
         self.reap();
         fs::create_dir_all(&self.root).map_err(|e| failed(&self.root, &e))?;
-        let own = self.root.join(folder);
-        make_for(&own, uid, gid).map_err(|e| failed(&own, &e))?;
-        for part in self.folders(folder) {
-            make_for(&part, uid, gid).map_err(|e| failed(&part, &e))?;
-        }
-        // What an earlier daemon left would look like a new one's readiness.
-        let _ = fs::remove_file(self.folders(folder)[0].join("control"));
-        let child = self.command(uid, gid, folder).arg("-f").stdin(Stdio::null()).spawn().map_err(|e| {
+        let folder = self.make(uid, gid, group)?;
+        let child = self.command(uid, gid, &folder).arg("-f").stdin(Stdio::null()).spawn().map_err(|e| {
+            self.remove(&folder);
             if e.kind() == std::io::ErrorKind::NotFound {
                 format!(
                     "{} is not installed: co-running needs MPS, which comes with NVIDIA's driver",
@@ -54,7 +52,32 @@ impl Mps {
         })?;
         let pid = child.id();
         self.children.push(child);
-        Ok(pid)
+        Ok((pid, folder))
+    }
+
+    /// A folder of this user's, with folders for the pipe and the log. Everything in it is made before it is the user's:
+    /// what is in a folder of theirs users can replace by links, through which nothing may be done for them.
+    fn make(&self, uid: u32, gid: u32, group: &str) -> Result<String, String> {
+        for n in 0..MAX_FOLDERS {
+            let folder = format!("{group}.{n}");
+            let own = self.root.join(&folder);
+            match fs::DirBuilder::new().mode(0o700).create(&own) {
+                Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => continue,
+                other => other.map_err(|e| failed(&own, &e))?,
+            }
+            for path in self.folders(&folder).iter().chain([&own]) {
+                let made = if *path == own { Ok(()) } else { fs::DirBuilder::new().mode(0o700).create(path) };
+                made.and_then(|()| lchown(path, Some(uid), Some(gid))).map_err(|e| failed(path, &e))?;
+            }
+            return Ok(folder);
+        }
+        Err(format!("{}: {MAX_FOLDERS} folders of {group} are there already", self.root.display()))
+    }
+
+    /// Removes the folder of a daemon that has ended.
+    pub fn remove(&mut self, folder: &str) {
+        // It goes through no links; what cannot be removed does no harm.
+        let _ = fs::remove_dir_all(self.root.join(folder));
     }
 
     /// Tells a daemon to end when its programs have ended. One that does not hear it has ended already.
@@ -94,35 +117,39 @@ fn failed(what: &Path, why: &std::io::Error) -> String {
     format!("{}: {why}", what.display())
 }
 
-/// A folder that only this user can open.
-fn make_for(path: &Path, uid: u32, gid: u32) -> std::io::Result<()> {
-    match fs::DirBuilder::new().mode(0o700).create(path) {
-        Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(e),
-        _ => {}
-    }
-    // Not through a link, which somebody else could have put there.
-    let m = fs::symlink_metadata(path)?;
-    if !m.is_dir() {
-        return Err(std::io::Error::other("is not a folder"));
-    }
-    if m.uid() != uid { chown(path, Some(uid), Some(gid)) } else { Ok(()) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn folders_are_the_users_and_links_are_not_followed() {
+    fn folders_are_made_anew_and_nothing_is_done_through_links() {
         let root = std::env::temp_dir().join(format!("forebay-mps-{}", std::process::id()));
         let _ = fs::remove_dir_all(&root);
         let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let mut m = Mps::new("no-such-program-anywhere".into(), root.clone());
         let why = m.start(uid, gid, "7-a").unwrap_err();
         assert!(why.contains("not installed") && why.contains("MPS"), "{why}");
-        assert_eq!(fs::metadata(root.join("7-a")).unwrap().mode() & 0o777, 0o700);
-        std::os::unix::fs::symlink("/tmp", root.join("7-b")).unwrap();
-        assert!(m.start(uid, gid, "7-b").unwrap_err().contains("not a folder"));
+        assert_eq!(fs::read_dir(&root).unwrap().count(), 0, "what was made for it is gone");
+        // What a user has put where a folder will be is not touched, and neither is what it leads to.
+        let theirs = root.join("theirs");
+        fs::create_dir(&theirs).unwrap();
+        fs::write(theirs.join("precious"), "").unwrap();
+        std::os::unix::fs::symlink(&theirs, root.join("7-a.0")).unwrap();
+        let folder = m.make(uid, gid, "7-a").unwrap();
+        assert_eq!(folder, "7-a.1");
+        let made = fs::metadata(root.join(&folder)).unwrap();
+        assert_eq!((made.uid(), made.mode() & 0o777), (uid, 0o700));
+        let [pipe, log] = m.folders(&folder);
+        assert!(pipe.is_dir() && log.is_dir());
+        fs::remove_dir(&pipe).unwrap();
+        std::os::unix::fs::symlink(&theirs, &pipe).unwrap();
+        m.remove(&folder);
+        assert!(!root.join(&folder).exists() && theirs.join("precious").exists());
+        if uid == 0 {
+            let folder = m.make(65534, 65534, "7-b").unwrap();
+            let owners = m.folders(&folder).map(|p| fs::metadata(p).unwrap().uid());
+            assert_eq!((owners, fs::metadata(root.join(folder)).unwrap().uid()), ([65534; 2], 65534));
+        }
         fs::remove_dir_all(root).unwrap();
     }
 }

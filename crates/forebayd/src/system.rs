@@ -103,9 +103,9 @@ impl World for System {
         self.watched.push((pid, fd));
     }
 
-    fn start_mps(&mut self, by: u32, uid: u32, folder: &str) -> Result<u32, String> {
+    fn start_mps(&mut self, by: u32, uid: u32, group: &str) -> Result<(u32, String), String> {
         let gid = status_numbers(by, "Gid").and_then(|n| n.get(1).copied()).ok_or("the program has ended")?;
-        self.mps.as_mut().ok_or("this service has no place for MPS")?.start(uid, gid, folder)
+        self.mps.as_mut().ok_or("this service has no place for MPS")?.start(uid, gid, group)
     }
 
     fn mps_folders(&self, folder: &str) -> (String, String) {
@@ -114,9 +114,11 @@ impl World for System {
     }
 
     fn quit_mps(&mut self, folder: &str) {
-        if let Some(m) = &mut self.mps {
-            m.quit(folder);
-        }
+        self.mps.iter_mut().for_each(|m| m.quit(folder));
+    }
+
+    fn forget_mps(&mut self, folder: &str) {
+        self.mps.iter_mut().for_each(|m| m.remove(folder));
     }
 }
 

@@ -73,6 +73,8 @@ pub(crate) struct Situation {
 pub(crate) struct Adapt {
     task: String,
     pub(crate) choices: Vec<Choice>,
+    /// Those of its devices are below this.
+    devices: usize,
     /// One for each device that would be fastest without load: what the data decides needs no stability, only what the load
     /// does.
     stability: Vec<Stability>,
@@ -99,6 +101,7 @@ impl Adapt {
         Adapt {
             task: task.to_owned(),
             choices: Vec::new(),
+            devices: 0,
             stability: (0..MAX_PLACED as u64)
                 .map(|d| Stability::new((seed << 8 | d) ^ u64::from(std::process::id()) << 32))
                 .collect(),
@@ -115,6 +118,7 @@ impl Adapt {
     }
 
     pub(crate) fn add(&mut self, device: usize, name: String, content: Vec<u8>, width: Option<usize>) {
+        self.devices = self.devices.max(device + 1).min(MAX_PLACED);
         let model = self.models.get(&Key { task: &self.task, device: &name, content: &content });
         self.choices.push(Choice {
             device,
@@ -177,7 +181,7 @@ impl Adapt {
         let stake = self.choices.iter().map(|c| at.copies_ns[c.device]).max().unwrap_or(0);
         self.predicted = [None; MAX_PLACED];
         let stability = &mut self.stability[natural.1];
-        let mut counts = stability.weigh(now_ns, &predicted, stake);
+        let mut counts = stability.weigh(now_ns, &predicted[..self.devices], stake);
         for c in self.choices.iter().filter(|c| c.refused.is_none()) {
             let Some(p) = predicted[c.device] else {
                 counts[c.device] = 0;

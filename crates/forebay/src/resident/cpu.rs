@@ -17,7 +17,7 @@ use super::heap::{Heap, HeapUse};
 use super::layout;
 use super::memory::Memory;
 use super::site::{Blocks, HostSide, Site};
-use super::{Builder, Error, Result, Sizes};
+use super::{Builder, Error, MAX_THREADS, Result, Sizes};
 
 /// What the compiler is told.
 const OPTIONS: [&str; 7] = ["-std=c++17", "-O3", "-shared", "-fPIC", "-fvisibility=hidden", "-x", "c++"];
@@ -92,9 +92,12 @@ unsafe impl Send for Address {}
 
 impl CpuSite {
     pub(super) fn new(builder: &Builder) -> Result<Self> {
+        let blocks = builder.sizes.blocks();
+        if blocks > MAX_THREADS {
+            return Err(Error::Setting { what: "blocks", is: blocks as u64, allowed: "1 to 1024, on the CPU," });
+        }
         let code = build(&builder.text())?;
         let Sizes { heap, .. } = builder.sizes;
-        let blocks = builder.sizes.blocks();
         let heap = heap.map(|bytes| Heap::new(&code, bytes, blocks)).transpose()?;
         let memory = Box::into_raw(Memory::new(&builder.sizes, blocks, heap));
         // SAFETY: just made, and nobody else's yet.

@@ -225,10 +225,11 @@ impl Site for CudaSite {
 
     fn run(&self, keep: Arc<dyn Send + Sync>) -> Result<Box<dyn Blocks>> {
         let kernels = self.0.kernels();
+        // Before it is there: what somebody freed in between would wait for it.
+        let occupied = Some(self.0.device.occupy());
         let mut q = self.0.queues();
         q.grid.launch(&kernels.grid, &self.0.shape, &[Arg::Buffer(&self.0.grid)])?;
         q.launched = q.grid.fence()?;
-        let occupied = Some(self.0.device.occupy());
         Ok(Box::new(Running { site: self.0.clone(), keep: Some(keep), occupied }))
     }
 

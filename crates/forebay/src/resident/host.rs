@@ -134,19 +134,27 @@ impl Shared {
         self.functions().get(function as usize).cloned().unwrap_or_else(|| function.to_string())
     }
 
+    /// The number of the last ticket whose root this is.
+    fn ticket_of(&self, root: usize) -> u32 {
+        let (ring, slot) = if root < self.sizes[0] { (0, root) } else { (1, root - self.sizes[0]) };
+        let last = self.producer(ring).tail.wrapping_sub(1);
+        let back = last.wrapping_sub(slot as u32) & (self.sizes[ring] as u32 - 1);
+        last.wrapping_sub(back)
+    }
+
     /// The error of a grid that ended out of order, if it has.
     fn lost(&self) -> Option<Error> {
         let why = self.site.fault()?;
         let mut running = Vec::new();
         for block in 0..self.seen.lock().unwrap_or_else(PoisonError::into_inner).len() {
             // SAFETY: within the beats; all that is read is atomic words.
-            let (busy, function, ticket) = unsafe {
+            let (busy, function, root) = unsafe {
                 let beat = self.host.beats.add(block);
                 let read = |p: *mut u32| word(p).load(Ordering::Acquire);
-                (read(&raw mut (*beat).busy), read(&raw mut (*beat).function), read(&raw mut (*beat).ticket))
+                (read(&raw mut (*beat).busy), read(&raw mut (*beat).function), read(&raw mut (*beat).root))
             };
             if busy != 0 {
-                running.push(format!("{} (ticket {})", self.name(function), ticket.wrapping_sub(1)));
+                running.push(format!("{} (ticket {})", self.name(function), self.ticket_of(root as usize)));
             }
         }
         Some(Error::Lost { why, running })

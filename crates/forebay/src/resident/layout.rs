@@ -10,6 +10,9 @@ pub const STOP_DRAIN: u32 = 1;
 /// End after the present task.
 pub const STOP_NOW: u32 = 2;
 
+/// Of a task's priority: its root has a limit of fuel. The lowest bit is the ring.
+pub const LIMITED: u32 = 2;
+
 /// Bits of a status; none is success.
 pub const UNKNOWN_FUNCTION: u32 = 1;
 /// The root used up its fuel.
@@ -141,10 +144,6 @@ shared! {
         status: u32,
         /// Fuel that is left.
         fuel: u32,
-        /// Whether it has a limit.
-        limited: u32,
-        /// Its ring, and the queue of its tasks.
-        priority: u32,
         /// Ticket + 1.
         seq: u32,
         /// The result.
@@ -210,8 +209,8 @@ shared! {
         busy: u32,
         /// That task's function.
         function: u32,
-        /// Its root's ticket + 1.
-        ticket: u32,
+        /// Its root's number.
+        root: u32,
     }
     /// What the host wants; written by the host.
     struct Control align(64) {
@@ -259,6 +258,7 @@ pub fn header() -> String {
         ("FB_STOP_NOW", STOP_NOW),
         ("FB_UNKNOWN_FUNCTION", UNKNOWN_FUNCTION),
         ("FB_OUT_OF_FUEL", OUT_OF_FUEL),
+        ("FB_LIMITED", LIMITED),
         ("FB_BAD_FREE", BAD_FREE),
         ("FB_FIRST_OWN", FIRST_OWN),
         ("FB_NONE", u32::MAX),

@@ -124,8 +124,9 @@ pub enum Error {
 /// Result of this module.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Most blocks of a grid.
-const MAX_BLOCKS: usize = 1024;
+/// Most blocks of a grid, and most on the CPU, where each is a thread.
+const MAX_BLOCKS: usize = 16_384;
+const MAX_THREADS: usize = 1024;
 /// Most slots, nodes and places in a queue.
 const MAX_SIZE: usize = 1 << 20;
 
@@ -235,7 +236,7 @@ impl Builder {
         power("nodes", self.sizes.nodes)?;
         power("queue", self.sizes.queue)?;
         if let Some(n) = self.sizes.blocks.filter(|n| !(1..=MAX_BLOCKS).contains(n)) {
-            return Err(Error::Setting { what: "blocks", is: n as u64, allowed: "1 to 1024" });
+            return Err(Error::Setting { what: "blocks", is: n as u64, allowed: "1 to 16384" });
         }
         if !self.sizes.threads.is_multiple_of(32) || !(32..=1024).contains(&self.sizes.threads) {
             let is = self.sizes.threads as u64;

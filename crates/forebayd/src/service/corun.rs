@@ -37,6 +37,8 @@ pub(super) enum Role {
 /// A group whose control daemon runs.
 pub(super) struct Group {
     pub(super) daemon: u32,
+    /// Where it has its pipe.
+    pub(super) folder: String,
     /// Since when there has been no program.
     empty_ns: Option<u64>,
     /// It was told to end.
@@ -46,8 +48,8 @@ pub(super) struct Group {
 /// A user and a name.
 pub(super) type GroupName = (u32, String);
 
-/// The folder of a group, below the service's own.
-pub fn folder((uid, name): &(u32, String)) -> String {
+/// With what the names of a group's folders begin.
+fn folder((uid, name): &GroupName) -> String {
     format!("{uid}-{name}")
 }
 
@@ -87,8 +89,9 @@ impl<W: World> Service<W> {
                     return Err(Refusal::Limit { what: "co-run groups".into(), limit: limit as u64 });
                 }
             }
-            let daemon = self.world.start_mps(peer.pid, peer.uid, &folder(&group)).map_err(Refusal::NoMps)?;
-            self.groups.insert(group.clone(), Group { daemon, empty_ns: None, ends: false });
+            let started = self.world.start_mps(peer.pid, peer.uid, &folder(&group));
+            let (daemon, folder) = started.map_err(Refusal::NoMps)?;
+            self.groups.insert(group.clone(), Group { daemon, folder, empty_ns: None, ends: false });
             // One that has ended already is heard of at once.
             if let Ok(p) = self.known(daemon) {
                 p.group = Some((name.to_owned(), Role::Daemon));
@@ -104,7 +107,8 @@ impl<W: World> Service<W> {
             g.empty_ns = None;
         }
         (self.dirty, self.promised) = (true, true);
-        let (pipe, log) = self.world.mps_folders(&folder(&group));
+        let at = self.groups.get(&group).map_or(String::new(), |g| g.folder.clone());
+        let (pipe, log) = self.world.mps_folders(&at);
         Ok(Reply::CoRuns { pipe, log })
     }
 
@@ -143,6 +147,7 @@ impl<W: World> Service<W> {
     pub(super) fn left_group(&mut self, pid: u32, group: &GroupName, role: Role) {
         let ended = self.groups.get(group).is_some_and(|g| role == Role::Daemon && g.daemon == pid);
         if ended && let Some(g) = self.groups.remove(group) {
+            self.world.forget_mps(&g.folder);
             let left = self.in_group(group, Role::Program).len();
             if left > 0 && !g.ends {
                 let (uid, name) = group;
@@ -164,10 +169,10 @@ impl<W: World> Service<W> {
                 g.empty_ns = None;
             } else if self.now_ns.saturating_sub(*g.empty_ns.get_or_insert(self.now_ns)) >= GRACE_NS && !g.ends {
                 g.ends = true;
-                over.push(name);
+                over.push(g.folder.clone());
             }
         }
-        over.iter().for_each(|g| self.world.quit_mps(&folder(g)));
+        over.iter().for_each(|f| self.world.quit_mps(f));
     }
 
     /// What happened to groups since this was asked last, for the log.
@@ -177,15 +182,15 @@ impl<W: World> Service<W> {
 
     /// The service ends: so do groups without programs (rule 5).
     pub fn end(&mut self) {
-        let empty = self.groups.keys().filter(|g| self.in_group(g, Role::Program).is_empty());
-        let folders: Vec<String> = empty.map(folder).collect();
+        let empty = self.groups.iter().filter(|(g, _)| self.in_group(g, Role::Program).is_empty());
+        let folders: Vec<String> = empty.map(|(_, g)| g.folder.clone()).collect();
         folders.iter().for_each(|f| self.world.quit_mps(f));
     }
 
     /// A process was taken over from an earlier service.
-    pub(super) fn restore_group(&mut self, pid: u32, group: GroupName, role: Role) {
+    pub(super) fn restore_group(&mut self, pid: u32, group: GroupName, role: Role, folder: String) {
         if role == Role::Daemon {
-            self.groups.insert(group, Group { daemon: pid, empty_ns: None, ends: false });
+            self.groups.insert(group, Group { daemon: pid, folder, empty_ns: None, ends: false });
         }
     }
 }

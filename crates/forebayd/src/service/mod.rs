@@ -71,13 +71,13 @@ pub trait World {
     fn wake(&mut self, page: &AccountWords);
     /// From now on [`Service::exited`] is to be called when the process ends.
     fn watch(&mut self, pid: u32);
-    /// Starts a control daemon of MPS as this user, on behalf of process `by`, in the folder of that name; its number. It is ready when
-    /// its pipe is there.
+    /// Starts a control daemon of MPS as this user, on behalf of process `by`; its number, and the name of its folder, which
+    /// begins with that of the group. It is ready when its pipe is there.
     ///
     /// # Errors
     /// Why not, for whoever asked.
-    fn start_mps(&mut self, by: u32, uid: u32, folder: &str) -> Result<u32, String> {
-        let _ = (by, uid, folder);
+    fn start_mps(&mut self, by: u32, uid: u32, group: &str) -> Result<(u32, String), String> {
+        let _ = (by, uid, group);
         Err("there is no MPS here".into())
     }
     /// Where the control daemon of a folder has its pipe, and its log.
@@ -86,6 +86,10 @@ pub trait World {
     }
     /// Tells a control daemon to end, once its programs have.
     fn quit_mps(&mut self, folder: &str) {
+        let _ = folder;
+    }
+    /// A control daemon has ended: its folder is of no use any more.
+    fn forget_mps(&mut self, folder: &str) {
         let _ = folder;
     }
 }
@@ -620,6 +624,7 @@ impl<W: World> Service<W> {
             nice: p.nice,
             ceiling: p.ceiling,
             group: p.group.as_ref().map(|(name, role)| (name.clone(), *role as u8)),
+            folder: self.groups.values().find(|g| g.daemon == pid).map(|g| g.folder.clone()),
         };
         self.processes.iter().map(of).collect()
     }
@@ -633,7 +638,7 @@ impl<W: World> Service<W> {
                 let group = s.group.and_then(|(name, r)| Some((name, *roles.get(usize::from(r))?)));
                 if let Some((name, role)) = &group {
                     about.name = name_in(name, *role).unwrap_or(about.name);
-                    self.restore_group(s.pid, (about.uid, name.clone()), *role);
+                    self.restore_group(s.pid, (about.uid, name.clone()), *role, s.folder.unwrap_or_default());
                 }
                 let (class, before, nice, ceiling) = (s.class, s.before, s.nice, s.ceiling);
                 self.processes.insert(s.pid, Process { about, class, before, nice, ceiling, stuck: 0, group });

@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use forebay::hal::discover;
 use forebay::place::Accelerated;
-use forebay::{Datablock, Impl, Runtime};
+use forebay::{Datablock, Impl, Kind, Runtime};
 
 use super::{Load, Loaded, Result, Work, call, median, only, text};
 
@@ -55,6 +56,8 @@ pub(super) struct Central<'a> {
     /// When each server is free: one for each core, one for the accelerator.
     free: Mutex<Vec<Instant>>,
     cores: usize,
+    /// The accelerator is the cores by another name: what goes there has all of them.
+    same: bool,
     /// Whether the load is there, for whoever knows.
     loaded: Option<Arc<AtomicBool>>,
 }
@@ -63,7 +66,9 @@ impl<'a> Central<'a> {
     pub(super) fn new(rt: &Runtime, works: &[Work], times: &'a Times, loaded: Option<Arc<AtomicBool>>) -> Result<Self> {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let tasks = works.iter().map(|w| Ok([on(rt, w, 0)?, on(rt, w, 1)?])).collect::<Result<_>>()?;
-        Ok(Central { times, tasks, free: Mutex::new(vec![Instant::now(); cores + 1]), cores, loaded })
+        let same = discover(&[Kind::OpenCl, Kind::Cuda]).0.iter().all(|d| d.info().is_cpu);
+        let free = Mutex::new(vec![Instant::now(); cores + 1]);
+        Ok(Central { times, tasks, free, cores, same, loaded })
     }
 
     /// One call of a workload.
@@ -73,14 +78,20 @@ impl<'a> Central<'a> {
         let device = {
             let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
             let now = Instant::now();
+            let all = free.iter().copied().max().unwrap_or(now);
             let end = |(at, f): (usize, &Instant)| {
                 let device = usize::from(at == self.cores);
-                ((*f).max(now) + Duration::from_secs_f64(times[device]), at, device)
+                let from = if device == 1 && self.same { all } else { *f };
+                (from.max(now) + Duration::from_secs_f64(times[device]), at, device)
             };
             let Some((end, at, device)) = free.iter().enumerate().map(end).min() else {
                 return Err("no device".into());
             };
-            free[at] = end;
+            if device == 1 && self.same {
+                free.fill(end);
+            } else {
+                free[at] = end;
+            }
             device
         };
         self.tasks[workload][device].call(inputs).map(drop).map_err(text)

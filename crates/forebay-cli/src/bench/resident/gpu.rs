@@ -18,6 +18,8 @@ const HEAP: u64 = 1 << 30;
 /// The numbers of threads at which heaps are compared, and how often each has its pieces.
 const THREADS: [usize; 2] = [16_384, 270_336];
 const ROUNDS: u32 = 8;
+/// Blocks for each multiprocessor where tasks are small.
+const SMALL: usize = 16;
 /// Threads of a block of the kernels that are compared with.
 const GROUP: usize = 256;
 
@@ -83,8 +85,8 @@ pub fn run(quick: bool) -> Result<Vec<Row>> {
         ("throughput", Gpu::throughput),
         ("searches", Gpu::searches),
         ("small computations", Gpu::softmax),
-        ("tasks that make tasks", Gpu::trees),
         ("an idle grid beside other work, and its end", Gpu::idle),
+        ("tasks that make tasks", Gpu::trees),
     ];
     for (name, part) in parts {
         eprintln!("resident: {name}");
@@ -374,6 +376,10 @@ impl Gpu {
     /// F: a tree of tasks that the device makes.
     fn trees(&mut self) -> Result<()> {
         let Effort { repeats, depth, .. } = self.effort;
+        // Such tasks are one thread's: many small blocks, a warp each, have more of them at a time. The other grid has ended.
+        let blocks = self.device.info().compute_units as usize * SMALL;
+        let with = Builder::new(TASKS).functions(FUNCTIONS).queue(1 << 18).blocks(blocks).threads(32);
+        self.grid = with.start_on(&self.device).map_err(text)?;
         let (call, mut inline) = (self.call("tree", &[depth])?, 0);
         let s = seconds(repeats, || {
             inline = self.wait(call)?;
