@@ -43,7 +43,10 @@ sharing() {
 }
 transfer() { try ./forebay bench transfer --out "$OUT"; }
 resident() { try ./forebay bench resident --out "$OUT"; }
-placement() { try ./forebay bench placement --out "$OUT"; }
+placement() {
+  try ./forebay bench placement --out "$OUT"
+  try ./forebay bench goals --out "$OUT"
+}
 for part in ${*:-conformance gesture dataflow sharing transfer resident placement}; do
   case "$part" in
     conformance | gesture | dataflow | sharing | transfer | resident | placement) "$part" ;;

@@ -152,6 +152,12 @@ pub trait Device: Send + Sync {
         &[Method::Engine]
     }
 
+    /// Whether its queues copy from this memory of another device, without going by the host.
+    fn reaches(&self, other: &Buffer) -> bool {
+        let _ = other;
+        false
+    }
+
     /// Copies of at least so many bytes run beside kernels that do not use the same memory; [`usize::MAX`] if none do.
     fn copies_beside(&self) -> usize {
         usize::MAX

@@ -23,7 +23,8 @@ pub trait Queue: Send {
     fn launch(&mut self, kernel: &Kernel, geometry: &Geometry, args: &[Arg<'_>]) -> Result<()>;
 
     /// Copies `bytes` from `src` to `dst`, either of which (or both) belongs to this device while the other may be host
-    /// memory.
+    /// memory, or `src` memory of another device that this one reaches ([`crate::Device::reaches`]): what that device's queues
+    /// do with it has ended then, and nobody writes there before this copy has.
     fn copy(&mut self, src: &Buffer, src_offset: usize, dst: &Buffer, dst_offset: usize, bytes: usize) -> Result<()>;
 
     /// Moves `bytes` between plain host memory and `device` by one of [`crate::Device::methods`].

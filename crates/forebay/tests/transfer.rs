@@ -515,3 +515,9 @@ fn small_blocks_are_moved_by_the_processor_where_that_is_faster() {
     let (got, mapped) = run(100);
     assert!(right(&got) && mapped > 0, "{mapped}");
 }
+
+#[test]
+fn memory_gets_from_one_gpu_to_another_with_the_stand_in() {
+    let two = [("STAND_IN_DEVICES", "2"), ("STAND_IN_DELAYS", "1")];
+    stand_in::again_with("memory_gets_from_any_device_to_any_other", &two);
+}

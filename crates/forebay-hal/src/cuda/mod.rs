@@ -14,6 +14,7 @@ mod window;
 
 use std::any::Any;
 use std::cell::Cell;
+use std::collections::HashSet;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -163,6 +164,8 @@ pub struct CudaDevice {
     windows: Windows,
     /// Copies from this size on go beside kernels.
     beside: usize,
+    /// Other devices whose memory it was asked about.
+    peers: Mutex<HashSet<CuDevice>>,
 }
 
 /// Smallest copy that goes on a stream of its own: it takes some five microseconds, and the events that order it cost one or
@@ -242,6 +245,7 @@ impl CudaDevice {
             copy: CopyKernel::default(),
             windows: Windows::default(),
             beside: beside(),
+            peers: Mutex::default(),
         })
     }
 
@@ -525,6 +529,22 @@ impl Device for CudaDevice {
 
     fn queue(&self) -> Result<Box<dyn Queue>> {
         Ok(Box::new(queue::CudaQueue::new(self.context.clone(), self.copy.clone(), self.beside)?))
+    }
+
+    fn reaches(&self, other: &Buffer) -> bool {
+        let Some(m) = queue::peer(&self.context, other) else { return false };
+        // Once for each device: the driver copies directly then, where the machine can, and by the host's memory otherwise.
+        let first = self.peers.lock().unwrap_or_else(PoisonError::into_inner).insert(m.context.device);
+        if first && let Ok(d) = self.context.enter() {
+            let mut can = 0;
+            // SAFETY: `can` is valid; both contexts are alive. Refusals leave everything as it was.
+            unsafe {
+                if (d.cuDeviceCanAccessPeer)(&mut can, self.context.device, m.context.device) == SUCCESS && can != 0 {
+                    (d.cuCtxEnablePeerAccess)(m.context.id, 0);
+                }
+            }
+        }
+        true
     }
 
     fn copies_beside(&self) -> usize {

@@ -35,6 +35,12 @@ fn mine<'b>(context: &Arc<Context>, b: &'b Buffer) -> Option<&'b CudaMemory> {
     b.as_any().downcast_ref::<CudaMemory>().filter(|m| Arc::ptr_eq(&m.context, context))
 }
 
+/// The device memory of another CUDA device.
+pub(super) fn peer<'b>(context: &Arc<Context>, b: &'b Buffer) -> Option<&'b CudaMemory> {
+    let other = |m: &&CudaMemory| !Arc::ptr_eq(&m.context, context) && m.host.is_none();
+    b.as_any().downcast_ref::<CudaMemory>().filter(other)
+}
+
 fn foreign(context: &Context, what: &str) -> Error {
     Error::Invalid { device: context.name.clone(), what: format!("{what} of another device") }
 }
@@ -197,6 +203,20 @@ impl Queue for CudaQueue {
                 self.keep.buffer(dst);
                 // SAFETY: the host range stays valid for as long as `dst` is kept.
                 unsafe { self.transfer(Method::Engine, Direction::ToHost, src, src_offset, p, bytes) }
+            }
+            (None, Some(t)) if peer(&self.context, src).is_some() => {
+                let Some(s) = peer(&self.context, src) else { return Err(self.foreign("buffer")) };
+                let (from, to) = (s.ptr + src_offset as u64, t.ptr + dst_offset as u64);
+                let lane = if bytes < self.beside { Lane::Main } else { Lane::Up };
+                let stream = self.lanes.before(lane, std::iter::once(t.ptr), None.into_iter())?;
+                let (own, theirs) = (self.context.id, s.context.id);
+                // SAFETY: ranges checked; both buffers are kept until the command has ended.
+                let code = unsafe { (d.cuMemcpyPeerAsync)(to, own, from, theirs, bytes, stream) };
+                self.context.check("cuMemcpyPeerAsync", code)?;
+                self.lanes.issued(lane, std::iter::once(t.ptr), None.into_iter())?;
+                self.keep.buffer(src);
+                self.keep.buffer(dst);
+                Ok(())
             }
             (None, Some(_)) => {
                 let p = host_range(src, src_offset, bytes, &device)?;

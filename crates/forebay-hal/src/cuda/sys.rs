@@ -162,6 +162,10 @@ table! {
     cuMemcpyHtoDAsync / "cuMemcpyHtoDAsync_v2": fn(dst: CuDevicePtr, src: *const c_void, bytes: usize, stream: CuStream);
     cuMemcpyDtoHAsync / "cuMemcpyDtoHAsync_v2": fn(dst: *mut c_void, src: CuDevicePtr, bytes: usize, stream: CuStream);
     cuMemcpyDtoDAsync / "cuMemcpyDtoDAsync_v2": fn(dst: CuDevicePtr, src: CuDevicePtr, bytes: usize, stream: CuStream);
+    cuMemcpyPeerAsync / "cuMemcpyPeerAsync": fn(dst: CuDevicePtr, dst_context: CuContext, src: CuDevicePtr,
+        src_context: CuContext, bytes: usize, stream: CuStream);
+    cuDeviceCanAccessPeer / "cuDeviceCanAccessPeer": fn(can: *mut c_int, device: CuDevice, peer: CuDevice);
+    cuCtxEnablePeerAccess / "cuCtxEnablePeerAccess": fn(peer: CuContext, flags: c_uint);
     cuMemsetD8Async / "cuMemsetD8Async": fn(dst: CuDevicePtr, value: u8, bytes: usize, stream: CuStream);
     cuModuleLoadData / "cuModuleLoadData": fn(module: *mut CuModule, image: *const c_void);
     cuModuleUnload / "cuModuleUnload": fn(module: CuModule);

@@ -43,7 +43,13 @@ enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEV
 static const size_t MEMORY = size_t(2) << 30;
 static std::atomic<int> sticky{0};
 static bool initialised = false;
-static int context_tag;
+// A context for each device, of which STAND_IN_DEVICES says how many there are.
+static int context_tags[8];
+static int device_count() {
+  const char* n = getenv("STAND_IN_DEVICES");
+  return n ? atoi(n) : 1;
+}
+static bool is_context(void* c) { return c >= (void*)context_tags && c < (void*)(context_tags + device_count()); }
 static thread_local void* current = nullptr;
 
 // ---------------------------------------------------------------- memory
@@ -125,7 +131,7 @@ static void synchronise_all() {
 #define READY                                    \
   if (!initialised) return NOT_INITIALIZED;      \
   if (int e = sticky) return e;                  \
-  if (current != &context_tag) return INVALID_CONTEXT
+  if (!is_context(current)) return INVALID_CONTEXT
 #define STREAM(name, handle)                     \
   auto name = stream_of(handle);                 \
   if (!name) return INVALID_HANDLE
@@ -241,8 +247,8 @@ API int cuInit(unsigned) {
   return OK;
 }
 API int cuDriverGetVersion(int* v) { *v = 12000; return OK; }
-API int cuDeviceGetCount(int* n) { *n = 1; return initialised ? OK : NOT_INITIALIZED; }
-API int cuDeviceGet(int* d, int i) { *d = i; return i == 0 ? OK : INVALID_DEVICE; }
+API int cuDeviceGetCount(int* n) { *n = device_count(); return initialised ? OK : NOT_INITIALIZED; }
+API int cuDeviceGet(int* d, int i) { *d = i; return i >= 0 && i < device_count() ? OK : INVALID_DEVICE; }
 API int cuDeviceGetName(char* s, int n, int) { snprintf(s, n, "stand-in on the host (no GPU)"); return OK; }
 API int cuDeviceGetAttribute(int* v, int a, int) {
   // Compute capability 1.0 existed, but not with any compiler that this is used beside: no cache key is shared.
@@ -250,10 +256,10 @@ API int cuDeviceGetAttribute(int* v, int a, int) {
   return OK;
 }
 API int cuDeviceTotalMem_v2(size_t* n, int) { *n = MEMORY; return OK; }
-API int cuDevicePrimaryCtxRetain(void** c, int) { *c = &context_tag; return sticky; }
+API int cuDevicePrimaryCtxRetain(void** c, int d) { *c = &context_tags[d]; return sticky; }
 API int cuDevicePrimaryCtxRelease_v2(int) { return OK; }
 API int cuCtxSetCurrent(void* c) {
-  if (c && c != &context_tag) return INVALID_CONTEXT;
+  if (c && !is_context(c)) return INVALID_CONTEXT;
   current = c;
   return OK;
 }
@@ -425,6 +431,22 @@ API int cuMemcpyHtoDAsync_v2(uint64_t d, const void* h, size_t n, void* s) {
 }
 API int cuMemcpyDtoHAsync_v2(void* h, uint64_t d, size_t n, void* s) {
   return in_device(d, n) && !in_device((uint64_t)h, 1) ? copy(h, (void*)d, n, s) : INVALID_VALUE;
+}
+// Memory is not told apart by device here; that both contexts are some, and the stream the destination's, is up to the caller.
+API int cuMemcpyPeerAsync(uint64_t to, void* to_context, uint64_t from, void* from_context, size_t n, void* stream) {
+  READY;
+  STREAM(s, stream);
+  if (!is_context(to_context) || !is_context(from_context) || to_context != current) return INVALID_CONTEXT;
+  if (!in_device(to, n) || !in_device(from, n)) return INVALID_VALUE;
+  s->push([=] { memcpy((void*)to, (void*)from, n); });
+  return OK;
+}
+API int cuDeviceCanAccessPeer(int* can, int, int) { *can = 1; return OK; }
+API int cuCtxEnablePeerAccess(void* peer, unsigned flags) {
+  READY;
+  static std::set<std::pair<void*, void*>> enabled;
+  if (flags || !is_context(peer) || peer == current) return INVALID_VALUE;
+  return enabled.insert({current, peer}).second ? OK : 704;
 }
 API int cuMemcpyDtoDAsync_v2(uint64_t t, uint64_t f, size_t n, void* s) {
   return in_device(t, n) && in_device(f, n) ? copy((void*)t, (void*)f, n, s) : INVALID_VALUE;

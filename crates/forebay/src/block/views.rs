@@ -6,7 +6,8 @@
 //! 2. A read makes the view valid: if it is not, the bytes are copied from a valid view; both are Shared then.
 //! 3. A write makes the view Exclusive and all others Invalid; it copies first only if the old bytes matter.
 //! 4. Device writes are ordered by the device's one queue. The host waits: before it reads, for the copy to it; before
-//!    it writes, for devices that still copy from it.
+//!    it writes, for devices that still copy from it. A device that copies from another one's memory waits for that one's
+//!    queue first; and until it has copied nobody writes there, nor is that memory used for something else.
 //! 5. Nothing is copied before somebody needs it there, with one exception: when the last block of an output was read on
 //!    the host, the next one is sent there right behind the command that makes it (the reader would otherwise queue its
 //!    copy behind whatever was issued since). A block that was sent and not read ends that.
@@ -45,6 +46,10 @@ impl Residency {
     }
 }
 
+fn gone(b: &Datablock) -> Error {
+    Error::Block { block: b.template().to_string(), want: "a view that was just made is wanted".into() }
+}
+
 #[derive(Default)]
 pub(super) struct Views {
     host: Option<Buffer>,
@@ -62,11 +67,20 @@ struct DeviceView {
     device: Arc<DeviceHandle>,
     buffer: Buffer,
     state: Residency,
+    /// Other devices that may still copy from it.
+    readers: Vec<(Arc<DeviceHandle>, Fence)>,
 }
 
 impl Drop for DeviceView {
     fn drop(&mut self) {
-        self.device.give_back(self.buffer.clone());
+        self.device.give_back_after(self.buffer.clone(), std::mem::take(&mut self.readers));
+    }
+}
+
+impl DeviceView {
+    /// Before a write.
+    fn wait_readers(&mut self) -> Result<()> {
+        self.readers.drain(..).try_for_each(|(d, fence)| Ok(d.wait(fence)?))
     }
 }
 
@@ -80,7 +94,7 @@ impl Views {
             return Ok(i);
         }
         let buffer = d.buffer(bytes)?;
-        self.devices.push(DeviceView { device: d.clone(), buffer, state: Residency::Invalid });
+        self.devices.push(DeviceView { device: d.clone(), buffer, state: Residency::Invalid, readers: Vec::new() });
         Ok(self.devices.len() - 1)
     }
 
@@ -273,6 +287,10 @@ impl Datablock {
         if let Some(view) = v.device(d).filter(|v| v.state.valid()) {
             return Ok(view.buffer.clone());
         }
+        if self.read_from_peer(&mut v, d)? {
+            i.publish(&v);
+            return Ok(v.device(d).ok_or_else(|| gone(self))?.buffer.clone());
+        }
         // By way of the host: rule 4 makes it wait for a writer on another device.
         i.validate_host(&mut v, self.bytes())?;
         let host = i.host_buffer(&mut v)?;
@@ -284,6 +302,7 @@ impl Datablock {
         let at = v.ensure_device(d, i.template.bytes())?;
         let buffer = v.devices[at].buffer.clone();
         let bytes = self.bytes();
+        v.devices[at].wait_readers()?;
         if bytes > 0 {
             let mut q = d.lock();
             let arrived = d.transfer(&mut q, Direction::ToDevice, &buffer, &host, bytes)?;
@@ -302,6 +321,36 @@ impl Datablock {
         Ok(buffer)
     }
 
+    /// Copies from a device whose memory `d` reaches itself, if one has the bytes and the host does not; whether it did.
+    fn read_from_peer(&self, v: &mut Views, d: &Arc<DeviceHandle>) -> Result<bool> {
+        if v.host_state.valid() || v.arriving.is_some() {
+            return Ok(false);
+        }
+        let reached = |o: &DeviceView| o.state.valid() && d.device.reaches(&o.buffer);
+        let Some(from) = v.devices.iter().position(reached) else { return Ok(false) };
+        let (other, source) = (v.devices[from].device.clone(), v.devices[from].buffer.clone());
+        let made = other.lock().fence_now()?;
+        other.wait(made)?;
+        let at = v.ensure_device(d, self.inner().template.bytes())?;
+        if at == from {
+            return Ok(false);
+        }
+        // Another device may still copy from what is overwritten here.
+        v.devices[at].wait_readers()?;
+        let bytes = self.bytes();
+        if bytes > 0 {
+            let mut q = d.lock();
+            d.peer_copy(&mut q, &source, &v.devices[at].buffer, bytes)?;
+            let fence = q.next_fence();
+            drop(q);
+            d.leave_unfenced();
+            v.devices[from].readers.push((d.clone(), fence));
+        }
+        v.share();
+        v.devices[at].state = Residency::Shared;
+        Ok(true)
+    }
+
     /// The buffer on `d` for a command that writes it; the caller has the only handle.
     pub(crate) fn write_on(&self, d: &Arc<DeviceHandle>, keep: bool) -> Result<Buffer> {
         if keep {
@@ -317,6 +366,7 @@ impl Datablock {
         }
         v.cancel_arriving(Some(d), i.pool())?;
         let at = v.ensure_device(d, i.template.bytes())?;
+        v.devices[at].wait_readers()?;
         v.invalidate_others(Some(at));
         v.devices[at].state = Residency::Exclusive;
         i.publish(&v);
@@ -396,5 +446,105 @@ impl Datablock {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+#[path = "../../../forebay-hal/tests/stand_in/mod.rs"]
+mod stand_in;
+
+#[cfg(test)]
+mod tests {
+    use super::{stand_in, *};
+    use crate::run::device::DEPTH_THROUGHPUT;
+    use crate::template::Template;
+    use forebay_hal::{Kind, discover};
+
+    /// Two devices, with what was copied by way of the host and from one to the other.
+    fn pair() -> [Arc<DeviceHandle>; 2] {
+        let (devices, why) = discover(&[Kind::Cuda]);
+        assert_eq!(devices.len(), 2, "{why:?}");
+        let mut made = devices.into_iter().enumerate();
+        let mut next = || {
+            let (i, d) = made.next().unwrap();
+            DeviceHandle::new(i + 1, d, DEPTH_THROUGHPUT).unwrap()
+        };
+        [next(), next()]
+    }
+
+    fn fill(b: &mut Datablock, d: &Arc<DeviceHandle>, value: u8) {
+        let buffer = b.write_on(d, true).unwrap();
+        d.lock().queue.fill(&buffer, 0, b.bytes(), value).unwrap();
+        d.leave_unfenced();
+    }
+
+    #[test]
+    fn what_one_gpu_made_another_one_gets_without_the_host() {
+        if !stand_in::is_here() {
+            let variables = [("STAND_IN_DEVICES", "2"), ("STAND_IN_DELAYS", "1")];
+            let name = "block::views::tests::what_one_gpu_made_another_one_gets_without_the_host";
+            return stand_in::again_with(name, &variables);
+        }
+        for bytes in [1000usize, 1 << 20] {
+            let [a, b] = pair();
+            let t = Template::array::<u8>([bytes]);
+            for i in 0..20u8 {
+                let mut block = Datablock::from_slice(t, &vec![0u8; bytes]).unwrap();
+                fill(&mut block, &a, i);
+                block.read_on(&b).unwrap();
+                assert!(block.residency()[1..].iter().all(|r| r.1 == Residency::Shared), "{:?}", block.residency());
+                // What it was copied from is written again, and goes back and forth.
+                fill(&mut block, &a, 100);
+                assert_eq!(block.residency()[2].1, Residency::Invalid);
+                fill(&mut block, &b, 200 + i);
+                assert_eq!(block.as_slice::<u8>().unwrap(), vec![200 + i; bytes]);
+            }
+            // Each block went to the first device and came back from the second one by the host, and by no other way.
+            let moved = [&a, &b].map(|d| d.copied.load(Ordering::Relaxed) / bytes as u64);
+            assert_eq!((moved, b.peer.load(Ordering::Relaxed)), ([20, 20], 40 * bytes as u64));
+        }
+    }
+
+    #[test]
+    fn copies_between_gpus_are_of_what_was_there_when_they_were_asked_for() {
+        if !stand_in::is_here() {
+            let variables = [("STAND_IN_DEVICES", "2"), ("STAND_IN_DELAYS", "1")];
+            let name = "block::views::tests::copies_between_gpus_are_of_what_was_there_when_they_were_asked_for";
+            return stand_in::again_with(name, &variables);
+        }
+        const BYTES: usize = 300_000;
+        let [a, b] = pair();
+        let t = Template::array::<u8>([BYTES]);
+        // Back and forth, each time written on one side; the memory of blocks that have gone is used again.
+        for i in 0..40u8 {
+            let mut block = Datablock::from_slice(t, &vec![0u8; BYTES]).unwrap();
+            fill(&mut block, &a, i);
+            let mut blocks = Vec::new();
+            for j in 0..3u8 {
+                fill(&mut block, if j % 2 == 0 { &b } else { &a }, 100 + i + j);
+                let copy = Datablock::from_slice(t, &vec![0u8; BYTES]).unwrap();
+                block.copy_to(&copy).unwrap();
+                blocks.push((100 + i + j, copy));
+            }
+            for (want, copy) in blocks {
+                assert!(copy.as_slice::<u8>().unwrap().iter().all(|v| *v == want), "round {i}: not {want}");
+            }
+            // One that is gone before its copy is done.
+            let mut gone = Datablock::from_slice(t, &vec![0u8; BYTES]).unwrap();
+            fill(&mut gone, &a, 50);
+            let there = gone.read_on(&b).unwrap();
+            drop(gone);
+            let mut next = Datablock::from_slice(t, &vec![0u8; BYTES]).unwrap();
+            fill(&mut next, &a, 51);
+            let host = HostMemory::buffer(BYTES).unwrap();
+            let mut q = b.lock();
+            q.queue.copy(&there, 0, &host, 0, BYTES).unwrap();
+            let fence = q.fence_now().unwrap();
+            drop(q);
+            b.wait(fence).unwrap();
+            // SAFETY: the copy is done.
+            let got = unsafe { std::slice::from_raw_parts(host.host_ptr().unwrap().as_ptr(), BYTES) };
+            assert!(got.iter().all(|v| *v == 50), "round {i}: {} instead of 50", got[0]);
+        }
     }
 }

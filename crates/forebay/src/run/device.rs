@@ -39,8 +39,13 @@ pub(crate) struct DeviceHandle {
     unfenced: AtomicBool,
     /// Memory that blocks gave back.
     spare: Mutex<Spare<Buffer>>,
+    /// Memory that blocks gave back while other devices still copied from it.
+    #[allow(clippy::type_complexity, reason = "a list of a buffer and who reads it")]
+    lent: Mutex<Vec<(Buffer, Vec<(Arc<DeviceHandle>, Fence)>)>>,
     /// Bytes moved to and from the device.
     pub(crate) copied: AtomicU64,
+    /// Bytes that came from other devices' memory.
+    pub(crate) peer: AtomicU64,
     /// The copies one by one, once somebody wants to know.
     pub(crate) copies: OnceLock<Copies>,
     /// Transfers that the processor made itself, through a mapping.
@@ -123,7 +128,9 @@ impl DeviceHandle {
             }),
             depth,
             unfenced: AtomicBool::new(false),
+            lent: Mutex::default(),
             copied: AtomicU64::new(0),
+            peer: AtomicU64::new(0),
             copies: OnceLock::new(),
             mapped: AtomicU64::new(0),
             invocations: AtomicU64::new(0),
@@ -135,6 +142,7 @@ impl DeviceHandle {
     /// Memory of exactly `bytes`, with any contents. Its last user's commands are in this device's queue, so commands
     /// enqueued from now on come behind them.
     pub(crate) fn buffer(&self, bytes: usize) -> Result<Buffer> {
+        self.take_back();
         if let Some(b) = self.spare().take(bytes) {
             return Ok(b);
         }
@@ -200,9 +208,41 @@ impl DeviceHandle {
         Ok(false)
     }
 
-    /// Takes memory back for the next one who needs that size.
-    pub(crate) fn give_back(&self, b: Buffer) {
-        self.spare().put(b.len(), b);
+    /// Takes memory back for the next one who needs that size, once these devices have copied from it.
+    pub(crate) fn give_back_after(&self, b: Buffer, readers: Vec<(Arc<DeviceHandle>, Fence)>) {
+        if readers.is_empty() {
+            self.spare().put(b.len(), b);
+        } else {
+            self.lent.lock().unwrap_or_else(PoisonError::into_inner).push((b, readers));
+        }
+    }
+
+    /// Takes back what others have copied by now.
+    fn take_back(&self) {
+        let mut lent = self.lent.lock().unwrap_or_else(PoisonError::into_inner);
+        lent.retain_mut(|(b, readers)| {
+            readers.retain(|(d, fence)| !d.is_done(*fence));
+            if readers.is_empty() {
+                self.spare().put(b.len(), b.clone());
+            }
+            !readers.is_empty()
+        });
+    }
+
+    /// Whether a fence has been reached, or the device has failed.
+    fn is_done(&self, fence: Fence) -> bool {
+        let mut issue = self.lock();
+        if fence > issue.last && issue.fence_now().is_err() {
+            return true;
+        }
+        let fence = fence.min(issue.last);
+        issue.queue.done(fence).unwrap_or(true)
+    }
+
+    /// Copies from memory of another device that this one reaches; the next fence says when it is done.
+    pub(crate) fn peer_copy(&self, issue: &mut Issue, from: &Buffer, to: &Buffer, bytes: usize) -> Result<()> {
+        self.peer.fetch_add(bytes as u64, Ordering::Relaxed);
+        issue.queue.copy(from, 0, to, 0, bytes)
     }
 
     /// Frees what nobody uses now; whether there was any.

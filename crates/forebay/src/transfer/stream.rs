@@ -218,7 +218,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Copies to another device, by way of the host: the next piece is fetched while the last one is sent.
+    /// Copies to another device: directly, if that one reaches this one's memory ([`forebay_hal::Device::reaches`]), else by way
+    /// of the host: the next piece is fetched while the last one is sent.
     ///
     /// # Errors
     /// As [`Stream::write`], for either device.
@@ -233,6 +234,12 @@ impl Stream {
     ) -> Result<()> {
         self.check(from, from_at, bytes)?;
         other.check(to, to_at, bytes)?;
+        if bytes > 0 && other.engine.device().reaches(from) {
+            // What this stream was told before comes first.
+            self.settle()?;
+            other.queue.copy(from, from_at, to, to_at, bytes)?;
+            return other.settle();
+        }
         const PIECE: usize = 256 << 10;
         let mut spare = vec![self.engine.pinned(PIECE.min(bytes))?, self.engine.pinned(PIECE.min(bytes))?];
         let mut sent: Option<(Fence, Pinned)> = None;

@@ -1,6 +1,6 @@
-//! Schedulers that decide for all programs at once, from tables of measured times: each call goes where it would end first,
-//! behind what they have sent there before. HEFT's rule, with the times that each workload takes alone; and the same by
-//! somebody who also knows at every moment whether the load is there, and what each takes beside it.
+//! Schedulers that decide for all programs at once: HEFT's rule over the times that each workload takes alone (a call goes where
+//! it would end first, behind what was sent there before); and one that knows everything, since it has tried it: the best of
+//! all assignments of workloads to devices, without the load and beside it, and whether the load is there now.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,71 +10,96 @@ use forebay::hal::discover;
 use forebay::place::Accelerated;
 use forebay::{Datablock, Impl, Kind, Runtime};
 
-use super::{Load, Loaded, Result, Work, call, median, only, text};
+use super::{Load, Loaded, Result, Work, call, median, only, rate_of, text};
 
 /// Calls that each time is the median of.
 const SAMPLES: usize = 9;
+/// How long each assignment is tried, and those that were best once more.
+const TRIAL: Duration = Duration::from_millis(400);
+const AGAIN: Duration = Duration::from_secs(2);
+/// How many of them.
+const FINAL: usize = 4;
 
-/// What each workload takes on the CPU and on the accelerator: alone, and beside the load.
-pub(super) struct Times {
-    of: [Vec<[f64; 2]>; 2],
-}
+/// Each workload on the CPU (0) and on the accelerator (1) only.
+pub(super) struct Both(Vec<[Accelerated; 2]>);
 
-impl Times {
-    pub(super) fn measure(rt: &Runtime, works: &[Work]) -> Result<Self> {
-        let table = || -> Result<Vec<[f64; 2]>> {
-            works.iter().map(|w| Ok([time(&on(rt, w, 0)?, w)?, time(&on(rt, w, 1)?, w)?])).collect()
+impl Both {
+    pub(super) fn new(rt: &Runtime, works: &[Work]) -> Result<Self> {
+        let on = |w: &Work, device: usize| {
+            rt.accelerate(1, || only(w, |i| matches!(i, Impl::Host(_)) == (device == 0))).map_err(text)
         };
-        let alone = table()?;
+        works.iter().map(|w| Ok([on(w, 0)?, on(w, 1)?])).collect::<Result<_>>().map(Both)
+    }
+
+    /// What each takes alone, s.
+    pub(super) fn times(&self, works: &[Work]) -> Result<Vec<[f64; 2]>> {
+        let time = |task: &Accelerated, w: &Work| -> Result<f64> {
+            call(task, w, 3)?;
+            Ok(median((0..SAMPLES).map(|_| call(task, w, 1)).collect::<Result<Vec<_>>>()?))
+        };
+        self.0.iter().zip(works).map(|([a, b], w)| Ok([time(a, w)?, time(b, w)?])).collect()
+    }
+
+    fn call(&self, workload: usize, device: usize, inputs: &[Datablock]) -> Result<()> {
+        self.0[workload][device].call(inputs).map(drop).map_err(text)
+    }
+
+    /// The assignment (a bit for each workload: on the accelerator) at which most is done: all are tried, the best of them
+    /// for longer.
+    fn best(&self, works: &[Work]) -> Result<usize> {
+        let rate = |mask: usize, time| rate_of(works, time, &|i, inputs| self.call(i, mask >> i & 1, inputs));
+        let mut all = (0..1 << works.len()).map(|m| Ok((rate(m, TRIAL)?, m))).collect::<Result<Vec<(f64, usize)>>>()?;
+        all.sort_by(|a, b| b.0.total_cmp(&a.0));
+        let last = all.iter().take(FINAL).map(|(_, m)| Ok((rate(*m, AGAIN)?, *m))).collect::<Result<Vec<_>>>()?;
+        last.into_iter().max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, m)| m).ok_or_else(|| "no assignment".into())
+    }
+}
+
+/// Knows everything.
+pub(super) struct Omniscient<'a> {
+    both: &'a Both,
+    /// The best assignment without the load, and beside it.
+    best: [usize; 2],
+}
+
+impl<'a> Omniscient<'a> {
+    /// Tries everything: a minute or two.
+    pub(super) fn new(both: &'a Both, works: &[Work]) -> Result<Self> {
+        let alone = both.best(works)?;
         let load = Loaded::start(Load::Cpu)?;
-        let beside = table()?;
+        let beside = both.best(works)?;
         drop(load);
-        Ok(Times { of: [alone, beside] })
+        Ok(Omniscient { both, best: [alone, beside] })
     }
 
-    /// Whether a workload is faster on the CPU, alone.
-    pub(super) fn prefers_host(&self, workload: usize) -> bool {
-        self.of[0][workload][0] <= self.of[0][workload][1]
+    /// One call of a workload, while the load is there or not.
+    pub(super) fn call(&self, workload: usize, loaded: Option<&AtomicBool>, inputs: &[Datablock]) -> Result<()> {
+        let there = loaded.is_some_and(|l| l.load(Ordering::Relaxed));
+        self.both.call(workload, self.best[usize::from(there)] >> workload & 1, inputs)
     }
 }
 
-/// A workload on the CPU (0) or the accelerator (1) only.
-fn on(rt: &Runtime, w: &Work, device: usize) -> Result<Accelerated> {
-    rt.accelerate(1, || only(w, |i| matches!(i, Impl::Host(_)) == (device == 0))).map_err(text)
-}
-
-fn time(task: &Accelerated, w: &Work) -> Result<f64> {
-    call(task, w, 3)?;
-    Ok(median((0..SAMPLES).map(|_| call(task, w, 1)).collect::<Result<Vec<_>>>()?))
-}
-
-/// A central scheduler.
-pub(super) struct Central<'a> {
-    times: &'a Times,
-    /// Each workload on either.
-    tasks: Vec<[Accelerated; 2]>,
+/// HEFT.
+pub(super) struct Heft<'a> {
+    both: &'a Both,
+    times: &'a [[f64; 2]],
     /// When each server is free: one for each core, one for the accelerator.
     free: Mutex<Vec<Instant>>,
     cores: usize,
     /// The accelerator is the cores by another name: what goes there has all of them.
     same: bool,
-    /// Whether the load is there, for whoever knows.
-    loaded: Option<Arc<AtomicBool>>,
 }
 
-impl<'a> Central<'a> {
-    pub(super) fn new(rt: &Runtime, works: &[Work], times: &'a Times, loaded: Option<Arc<AtomicBool>>) -> Result<Self> {
+impl<'a> Heft<'a> {
+    pub(super) fn new(both: &'a Both, times: &'a [[f64; 2]]) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let tasks = works.iter().map(|w| Ok([on(rt, w, 0)?, on(rt, w, 1)?])).collect::<Result<_>>()?;
         let same = discover(&[Kind::OpenCl, Kind::Cuda]).0.iter().all(|d| d.info().is_cpu);
-        let free = Mutex::new(vec![Instant::now(); cores + 1]);
-        Ok(Central { times, tasks, free, cores, same, loaded })
+        Heft { both, times, free: Mutex::new(vec![Instant::now(); cores + 1]), cores, same }
     }
 
     /// One call of a workload.
     pub(super) fn call(&self, workload: usize, inputs: &[Datablock]) -> Result<()> {
-        let there = self.loaded.as_ref().is_some_and(|l| l.load(Ordering::Relaxed));
-        let times = self.times.of[usize::from(there)][workload];
+        let times = self.times[workload];
         let device = {
             let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
             let now = Instant::now();
@@ -94,6 +119,9 @@ impl<'a> Central<'a> {
             }
             device
         };
-        self.tasks[workload][device].call(inputs).map(drop).map_err(text)
+        self.both.call(workload, device, inputs)
     }
 }
+
+/// Whether the load is there, for whoever is told.
+pub(super) type Told = Option<Arc<AtomicBool>>;

@@ -18,7 +18,7 @@ use forebay::{Datablock, Impl, Kind, Mode, Runtime, Task};
 mod central;
 mod starpu;
 
-use self::central::{Central, Times};
+use self::central::{Both, Heft, Omniscient, Told};
 use super::schema::{Row, median};
 use super::transfer::load::{Load, Running as Loaded};
 use crate::workloads::mix::{self, Work};
@@ -154,33 +154,39 @@ fn only(w: &Work, keep: impl Fn(&Impl) -> bool) -> Task {
 }
 
 /// All workloads at once for a while, each called by a thread of its own: calls in a second, the geometric mean of all.
-fn together<'a>(works: &[Work], make: &Make<'a>) -> Result<f64> {
+fn rate_of(works: &[Work], time: Duration, call: &(dyn Fn(usize, &[Datablock]) -> Result<()> + Sync)) -> Result<f64> {
+    let begun = Instant::now();
+    let count = |i: usize, inputs: &[Datablock]| {
+        let mut n = 0;
+        while begun.elapsed() < time {
+            call(i, inputs)?;
+            n += 1;
+        }
+        // The last call goes on beyond the end, for as long as it takes.
+        Ok(f64::from(n) / begun.elapsed().as_secs_f64())
+    };
+    let count = &count;
+    let rates: Vec<Result<f64>> = std::thread::scope(|s| {
+        let spawn = |(i, w): (usize, &Work)| {
+            // A workload's makers stay here.
+            let inputs = w.inputs.clone();
+            s.spawn(move || count(i, &inputs))
+        };
+        let threads: Vec<_> = works.iter().enumerate().map(spawn).collect();
+        threads.into_iter().map(|t| t.join().unwrap_or_else(|_| Err("a caller panicked".into()))).collect()
+    });
+    let rates = rates.into_iter().collect::<Result<Vec<_>>>()?;
+    let logs: f64 = rates.iter().map(|r| r.max(1e-3).ln()).sum();
+    Ok((logs / rates.len() as f64).exp())
+}
+
+/// The same, after each workload has been called a number of times.
+fn together(works: &[Work], make: &Make<'_>) -> Result<f64> {
     let callers = works.iter().enumerate().map(|(i, w)| make(i, w)).collect::<Result<Vec<_>>>()?;
     for (caller, w) in callers.iter().zip(works) {
         (0..LEARN).try_for_each(|_| caller(&w.inputs))?;
     }
-    let begun = Instant::now();
-    let count = |caller: &Caller<'a>, inputs: &[Datablock]| {
-        let mut n = 0;
-        while begun.elapsed() < WHILE {
-            caller(inputs)?;
-            n += 1;
-        }
-        Ok(n)
-    };
-    let count = &count;
-    let counts: Vec<Result<u64>> = std::thread::scope(|s| {
-        let spawn = |(caller, w): (_, &Work)| {
-            // A workload's makers stay here.
-            let inputs = w.inputs.clone();
-            s.spawn(move || count(caller, &inputs))
-        };
-        let threads: Vec<_> = callers.iter().zip(works).map(spawn).collect();
-        threads.into_iter().map(|t| t.join().unwrap_or_else(|_| Err("a caller panicked".into()))).collect()
-    });
-    let rates = counts.into_iter().collect::<Result<Vec<_>>>()?;
-    let logs: f64 = rates.iter().map(|n| (*n as f64 / WHILE.as_secs_f64()).ln()).sum();
-    Ok((logs / rates.len() as f64).exp())
+    rate_of(works, WHILE, &|i, inputs| callers[i](inputs))
 }
 
 /// A task as a caller.
@@ -197,20 +203,23 @@ fn contention(rows: &mut Vec<Row>) -> Result<()> {
     let first = runtime(Mode::FirstAvailable, &models)?;
     let aware = runtime(Mode::DataAware, &models)?;
     let host = |i: &Impl| matches!(i, Impl::Host(_));
-    let times = Times::measure(&first, &works)?;
+    let both = Both::new(&first, &works)?;
+    let times = both.times(&works)?;
+    let prefers_host = |i: usize| times[i][0] <= times[i][1];
+    let omniscient = &Omniscient::new(&both, &works)?;
     for (what, loaded) in [("nothing else", false), ("load that changes", true)] {
         let load = loaded.then(Changing::start);
-        let heft = &Central::new(&first, &works, &times, None)?;
-        let omniscient = &Central::new(&first, &works, &times, load.as_ref().map(|l| l.there.clone()))?;
+        let heft = &Heft::new(&both, &times);
+        let told: &Told = &load.as_ref().map(|l| l.there.clone());
         let ways: [(&str, &Make); 8] = [
             ("adaptive", &|_, w| caller(adaptive.accelerate(1, &w.task))),
             ("all on the accelerator", &|_, w| caller(first.accelerate(1, || only(w, |i| !host(i))))),
             ("all on the CPU", &|_, w| caller(first.accelerate(1, || only(w, host)))),
-            ("static best", &|i, w| caller(first.accelerate(1, || only(w, |k| host(k) == times.prefers_host(i))))),
+            ("static best", &|i, w| caller(first.accelerate(1, || only(w, |k| host(k) == prefers_host(i))))),
             ("first-available", &|_, w| caller(first.accelerate(1, &w.task))),
             ("data-aware", &|_, w| caller(aware.accelerate(1, &w.task))),
             ("HEFT", &|i, _| Ok(Box::new(move |inputs| heft.call(i, inputs)))),
-            (OMNISCIENT, &|i, _| Ok(Box::new(move |inputs| omniscient.call(i, inputs)))),
+            (OMNISCIENT, &|i, _| Ok(Box::new(move |inputs| omniscient.call(i, told.as_deref(), inputs)))),
         ];
         let mut samples: Vec<Vec<f64>> = vec![Vec::new(); ways.len()];
         // Each way once a round: what changes on the machine meets all of them.
