@@ -460,16 +460,32 @@ mod tests {
     use crate::template::Template;
     use forebay_hal::{Kind, discover};
 
-    /// Two devices, with what was copied by way of the host and from one to the other.
-    fn pair() -> [Arc<DeviceHandle>; 2] {
+    fn handles<const N: usize>() -> [Arc<DeviceHandle>; N] {
         let (devices, why) = discover(&[Kind::Cuda]);
-        assert_eq!(devices.len(), 2, "{why:?}");
-        let mut made = devices.into_iter().enumerate();
-        let mut next = || {
-            let (i, d) = made.next().unwrap();
-            DeviceHandle::new(i + 1, d, DEPTH_THROUGHPUT).unwrap()
+        assert_eq!(devices.len(), N, "{why:?}");
+        let made = |i: usize| DeviceHandle::new(i + 1, devices[i].clone(), DEPTH_THROUGHPUT).unwrap();
+        std::array::from_fn(made)
+    }
+
+    /// What comes behind this on the device waits for a while.
+    fn delay(d: &Arc<DeviceHandle>) {
+        let wait = || std::thread::sleep(std::time::Duration::from_millis(3));
+        d.lock().queue.host_fn(Box::new(wait)).unwrap();
+    }
+
+    /// The bytes of a buffer, all of which are the same.
+    fn value(d: &Arc<DeviceHandle>, b: &Buffer) -> u8 {
+        let host = HostMemory::buffer(b.len()).unwrap();
+        let fence = {
+            let mut q = d.lock();
+            q.queue.copy(b, 0, &host, 0, b.len()).unwrap();
+            q.fence_now().unwrap()
         };
-        [next(), next()]
+        d.wait(fence).unwrap();
+        // SAFETY: the copy is done.
+        let bytes = unsafe { std::slice::from_raw_parts(host.host_ptr().unwrap().as_ptr(), b.len()) };
+        assert!(bytes.iter().all(|v| *v == bytes[0]), "torn");
+        bytes[0]
     }
 
     fn fill(b: &mut Datablock, d: &Arc<DeviceHandle>, value: u8) {
@@ -486,7 +502,7 @@ mod tests {
             return stand_in::again_with(name, &variables);
         }
         for bytes in [1000usize, 1 << 20] {
-            let [a, b] = pair();
+            let [a, b] = handles();
             let t = Template::array::<u8>([bytes]);
             for i in 0..20u8 {
                 let mut block = Datablock::from_slice(t, &vec![0u8; bytes]).unwrap();
@@ -508,43 +524,46 @@ mod tests {
     #[test]
     fn copies_between_gpus_are_of_what_was_there_when_they_were_asked_for() {
         if !stand_in::is_here() {
-            let variables = [("STAND_IN_DEVICES", "2"), ("STAND_IN_DELAYS", "1")];
+            let variables = [("STAND_IN_DEVICES", "3"), ("STAND_IN_DELAYS", "1")];
             let name = "block::views::tests::copies_between_gpus_are_of_what_was_there_when_they_were_asked_for";
             return stand_in::again_with(name, &variables);
         }
-        const BYTES: usize = 300_000;
-        let [a, b] = pair();
-        let t = Template::array::<u8>([BYTES]);
-        // Back and forth, each time written on one side; the memory of blocks that have gone is used again.
-        for i in 0..40u8 {
-            let mut block = Datablock::from_slice(t, &vec![0u8; BYTES]).unwrap();
-            fill(&mut block, &a, i);
-            let mut blocks = Vec::new();
-            for j in 0..3u8 {
-                fill(&mut block, if j % 2 == 0 { &b } else { &a }, 100 + i + j);
-                let copy = Datablock::from_slice(t, &vec![0u8; BYTES]).unwrap();
-                block.copy_to(&copy).unwrap();
-                blocks.push((100 + i + j, copy));
+        // Memory that is used again at once, and memory that takes turns.
+        for bytes in [1000usize, 300_000] {
+            let [a, b, c] = handles();
+            let t = Template::array::<u8>([bytes]);
+            let fresh = || Datablock::from_slice(t, &vec![0u8; bytes]).unwrap();
+            for i in 0..15u8 {
+                // What is copied from is written again.
+                let mut block = fresh();
+                delay(&a);
+                fill(&mut block, &a, i);
+                delay(&b);
+                let there = block.read_on(&b).unwrap();
+                fill(&mut block, &a, 100);
+                assert_eq!(value(&b, &there), i, "written while it was copied");
+                // A block is gone before its copy is done, and its memory another one's.
+                let mut gone = fresh();
+                fill(&mut gone, &a, 50 + i);
+                delay(&b);
+                let there = gone.read_on(&b).unwrap();
+                drop(gone);
+                let mut next = fresh();
+                fill(&mut next, &a, 200);
+                assert_eq!(value(&b, &there), 50 + i, "used again while it was copied");
+                // One device still copies from where another one's bytes come to.
+                let mut block = fresh();
+                fill(&mut block, &b, 70 + i);
+                delay(&c);
+                let there = block.read_on(&c).unwrap();
+                block.read_on(&a).unwrap();
+                let to = block.write_on(&a, true).unwrap();
+                a.lock().queue.fill(&to, 0, bytes, 220).unwrap();
+                a.leave_unfenced();
+                block.read_on(&b).unwrap();
+                assert_eq!(value(&c, &there), 70 + i, "overwritten while it was copied");
+                assert_eq!(block.as_slice::<u8>().unwrap()[0], 220);
             }
-            for (want, copy) in blocks {
-                assert!(copy.as_slice::<u8>().unwrap().iter().all(|v| *v == want), "round {i}: not {want}");
-            }
-            // One that is gone before its copy is done.
-            let mut gone = Datablock::from_slice(t, &vec![0u8; BYTES]).unwrap();
-            fill(&mut gone, &a, 50);
-            let there = gone.read_on(&b).unwrap();
-            drop(gone);
-            let mut next = Datablock::from_slice(t, &vec![0u8; BYTES]).unwrap();
-            fill(&mut next, &a, 51);
-            let host = HostMemory::buffer(BYTES).unwrap();
-            let mut q = b.lock();
-            q.queue.copy(&there, 0, &host, 0, BYTES).unwrap();
-            let fence = q.fence_now().unwrap();
-            drop(q);
-            b.wait(fence).unwrap();
-            // SAFETY: the copy is done.
-            let got = unsafe { std::slice::from_raw_parts(host.host_ptr().unwrap().as_ptr(), BYTES) };
-            assert!(got.iter().all(|v| *v == 50), "round {i}: {} instead of 50", got[0]);
         }
     }
 }
