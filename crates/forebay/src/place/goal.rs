@@ -3,7 +3,9 @@
 //! Every half second the tracker's figure is compared with the goal. While it is missed, in this order: another lane (so that
 //! more devices or cores work), a larger share from the service, and last a call that asks the program to lower its fidelity.
 //! While it is exceeded by a fifth, the same in reverse. After each step a period passes, to see what it did. A step that did
-//! not help within two periods is not blamed: the next one is taken, until there is none. Everything is told. A service that
+//! not help within two periods is not blamed: the next one is taken, until there is none. A step back after which the goal is
+//! missed is not taken again for five seconds, then ten, and so on, unless the goal is exceeded by much more than it was then:
+//! what one step changes may be more than a fifth. Everything is told. A service that
 //! goes away is no refusal: shares are asked for again when it is back.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -28,6 +30,10 @@ const MAX_SHARE: u8 = 90;
 const GAIN: f64 = 0.02;
 /// Periods after which the least is looked for again.
 const REST: u32 = 40;
+/// Periods for which a step back is not taken again after it was one too many; twice as many each time, up to so many.
+const RESTS: [u32; 2] = [10, 240];
+/// Unless the goal is exceeded by so many times more than then.
+const MORE: f64 = 1.3;
 /// Lines of the log that are kept.
 const MAX_LOG: usize = 1000;
 
@@ -81,7 +87,40 @@ pub struct Optimizer {
     fidelity: u32,
     max_fidelity: u32,
     acted: bool,
+    back: Back,
     climb: Climb,
+}
+
+/// Steps back, to less than there was.
+#[derive(Clone, Copy, Debug, Default)]
+struct Back {
+    /// How well the goal was met when the last one was taken; it has not been judged yet.
+    from: Option<f64>,
+    /// The same of one after which the goal was missed.
+    wrong: Option<f64>,
+    /// Periods until it may be tried again, and how many that were.
+    rest: u32,
+    wait: u32,
+}
+
+impl Back {
+    /// The goal is met by this part now, and what was done last has had its time.
+    fn judge(&mut self, met: f64) {
+        if let Some(from) = self.from.take() {
+            if met < 1.0 {
+                self.wait = (self.wait * 2).clamp(RESTS[0], RESTS[1]);
+                (self.wrong, self.rest) = (Some(from), self.wait);
+            } else {
+                (self.wrong, self.wait) = (None, 0);
+            }
+        }
+        self.rest = self.rest.saturating_sub(1);
+    }
+
+    /// Whether one may be taken.
+    fn may(&self, met: f64) -> bool {
+        self.rest == 0 || self.wrong.is_none_or(|wrong| met > wrong * MORE)
+    }
 }
 
 /// The search of [`Goal::Least`].
@@ -100,8 +139,19 @@ impl Optimizer {
     /// For a goal; from one lane up to `max_lanes`, shares if `shares`, and fidelity down to `max_fidelity`.
     pub fn new(goal: Goal, max_lanes: usize, shares: bool, max_fidelity: u32) -> Self {
         let max_share = if shares { MAX_SHARE } else { 0 };
-        let climb = Climb::default();
-        Optimizer { goal, lanes: 1, max_lanes, share: 0, max_share, fidelity: 0, max_fidelity, acted: false, climb }
+        let (climb, back) = (Climb::default(), Back::default());
+        Optimizer {
+            goal,
+            lanes: 1,
+            max_lanes,
+            share: 0,
+            max_share,
+            fidelity: 0,
+            max_fidelity,
+            acted: false,
+            back,
+            climb,
+        }
     }
 
     /// How well the goal is met: 1 is exactly, more is better.
@@ -185,6 +235,7 @@ impl Optimizer {
             return decide(action, why);
         }
         let reached = format!("{:.0} % of the goal", met * 100.0);
+        self.back.judge(met);
         let (action, why) = if met < 1.0 {
             if self.lanes < self.max_lanes {
                 self.lanes += 1;
@@ -201,7 +252,11 @@ impl Optimizer {
             } else {
                 (None, format!("{reached}, and nothing is left to do"))
             }
+        } else if met > 1.0 + ROOM && !self.back.may(met) {
+            (None, format!("{reached}; a step back was one too many not long ago"))
         } else if met > 1.0 + ROOM {
+            let less = self.fidelity > 0 || self.share > 0 || self.lanes > 1;
+            self.back.from = less.then_some(met);
             if self.fidelity > 0 {
                 self.fidelity -= 1;
                 (Some(Action::Fidelity(self.fidelity)), format!("{reached}: higher fidelity"))
@@ -430,6 +485,22 @@ mod tests {
         // Two lanes are just enough.
         let done = run(&mut o, 50, |lanes, _, _| 0.019 / lanes as f64);
         assert_eq!(done, [Action::Spread(2)]);
+    }
+
+    #[test]
+    fn a_step_back_that_was_one_too_many_is_tried_ever_less_often_and_at_once_when_there_is_room() {
+        let mut o = Optimizer::new(Goal::Throughput(50.0), 1, false, 3);
+        // Full fidelity is too slow, one less is far more than enough.
+        let rate = |fidelity: u32| if fidelity == 0 { 40.0 } else { 75.0 };
+        let missed = |o: &mut Optimizer, from: u64, to: u64| {
+            (from..to).filter(|i| o.step(at(*i), Some(rate(o.fidelity))).measured < Some(50.0)).count()
+        };
+        let (first, second) = (missed(&mut o, 0, 60), missed(&mut o, 60, 600));
+        // Each trial is missed for two periods. Without patience it was every other period.
+        assert!(first <= 8 && second <= 20, "{first} of 60, {second} of 540");
+        // The load has gone: fidelity is back at once.
+        let back = run(&mut o, 3, |_, _, f| if f == 0 { 100.0 } else { 190.0 });
+        assert_eq!(back, [Action::Fidelity(0)]);
     }
 
     #[test]

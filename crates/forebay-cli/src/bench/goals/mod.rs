@@ -178,7 +178,7 @@ pub fn run() -> Result<(Vec<Row>, Plots)> {
         let end = pursued.last().map_or(1.0, |m| m.at);
         let flat = Series { name: "goal".into(), points: vec![(0.0, goal), (end, goal)], bold: true };
         let series = [line("with a goal", &pursued), line("without", &plain), flat];
-        let name = format!("{p:?}").to_lowercase();
+        let name = format!("goals-{p:?}").to_lowercase();
         plots.push((name, plot::over_time(case.what, unit, &series)));
     }
     Ok((rows, plots))
