@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use forebay_proto::client::{Connection, Error};
-use forebay_proto::wire::{Class, Request};
+use forebay_proto::wire::{CPU, Class, Request};
 
 use super::energy::Energy;
 use super::stub::Accelerated;
@@ -82,6 +82,8 @@ pub struct Optimizer {
     lanes: usize,
     max_lanes: usize,
     share: u8,
+    /// What it has without a share of its own, percent: to ask for less would be a step down.
+    has: u8,
     /// Above this the service said no.
     max_share: u8,
     fidelity: u32,
@@ -145,6 +147,7 @@ impl Optimizer {
             lanes: 1,
             max_lanes,
             share: 0,
+            has: 0,
             max_share,
             fidelity: 0,
             max_fidelity,
@@ -206,10 +209,24 @@ impl Optimizer {
         (None, format!("{value:.3e}: neither more nor fewer lanes are better"))
     }
 
+    /// Without a share of its own the program has so much now, percent; said while it has none.
+    pub fn has(&mut self, percent: u8) {
+        if self.share == 0 {
+            self.has = percent;
+        }
+    }
+
+    /// The share to ask for next.
+    fn larger(&self) -> u8 {
+        self.share.max(self.has / POINTS * POINTS).saturating_add(POINTS)
+    }
+
     /// The service refused a share.
     pub fn refused(&mut self, share: u8) {
         self.max_share = share.saturating_sub(1);
-        self.share = self.share.min(share.saturating_sub(POINTS));
+        // Back to what it was: nothing of its own, if that was the first that was asked for.
+        let before = share.saturating_sub(POINTS);
+        self.share = if before <= self.has / POINTS * POINTS { 0 } else { self.share.min(before) };
     }
 
     /// The service is there, or has gone: then there are no shares.
@@ -240,8 +257,8 @@ impl Optimizer {
             if self.lanes < self.max_lanes {
                 self.lanes += 1;
                 (Some(Action::Spread(self.lanes)), format!("{reached}: more is done side by side"))
-            } else if self.share + POINTS <= self.max_share {
-                self.share += POINTS;
+            } else if self.larger() <= self.max_share {
+                self.share = self.larger();
                 (Some(Action::Share(self.share)), format!("{reached} with every lane: a larger share"))
             } else if self.fidelity < self.max_fidelity {
                 self.fidelity += 1;
@@ -261,7 +278,9 @@ impl Optimizer {
                 self.fidelity -= 1;
                 (Some(Action::Fidelity(self.fidelity)), format!("{reached}: higher fidelity"))
             } else if self.share > 0 {
-                self.share -= POINTS;
+                // What it would have all the same it need not ask for.
+                let less = self.share - POINTS;
+                self.share = if less <= self.has / POINTS * POINTS { 0 } else { less };
                 (Some(Action::Share(self.share)), format!("{reached}: a smaller share is enough"))
             } else if self.lanes > 1 {
                 self.lanes -= 1;
@@ -346,6 +365,13 @@ fn share(percent: u8) -> Request {
     Request::Set { pid: std::process::id(), class: Some(class), nice: None }
 }
 
+/// The part of the CPU that this process has, whatever its class, percent.
+fn own_part(service: &Connection) -> Option<u8> {
+    let all = service.processes().ok()?;
+    let ours = all.iter().find(|p| p.pid == std::process::id() && p.device == CPU)?;
+    u8::try_from(ours.share / 10_000).ok()
+}
+
 /// Asks for it, of a service that may have been restarted since it was spoken to last. None is kept that does not answer.
 fn ask(service: &mut Option<Connection>, percent: u8) -> Result<(), Error> {
     if let Some(s) = service {
@@ -407,6 +433,9 @@ impl Accelerated {
                     if service.is_none() {
                         service = Connection::open(NAME).ok();
                         optimizer.served(service.is_some());
+                    }
+                    if let Some(s) = &service {
+                        optimizer.has(own_part(s).unwrap_or(0));
                     }
                     let said = answer.value.lock().unwrap_or_else(PoisonError::into_inner).take();
                     let mut decision = optimizer.step(begun.elapsed(), said);
@@ -528,6 +557,27 @@ mod tests {
         // Nothing to choose from, and figures that are none.
         let mut o = Optimizer::new(Goal::Least, 1, false, 0);
         assert!((0..100).all(|i| o.step(at(i), Some([1.0, f64::NAN, -1.0, 0.0][i as usize % 4])).action.is_none()));
+    }
+
+    #[test]
+    fn no_share_is_asked_for_that_is_less_than_what_it_has() {
+        let mut o = Optimizer::new(Goal::Throughput(100.0), 1, true, 0);
+        o.has(43);
+        let rate = |share: u8| if share == 0 { 43.0 } else { f64::from(share) };
+        let up = run(&mut o, 8, |_, s, _| rate(s) * 1.5);
+        // What it has changes with its class; what it had is what counts.
+        o.has(90);
+        assert_eq!(up, [Action::Share(50), Action::Share(60), Action::Share(70)]);
+        let down = run(&mut o, 8, |_, s, _| rate(s) * 5.0);
+        assert_eq!(down, [Action::Share(60), Action::Share(50), Action::Share(0)]);
+        // The first that is asked for is refused: it is as it was.
+        let mut o = Optimizer::new(Goal::Throughput(100.0), 1, true, 0);
+        o.has(43);
+        assert_eq!(o.step(at(0), Some(50.0)).action, Some(Action::Share(50)));
+        o.refused(50);
+        assert_eq!(o.share, 0);
+        o.step(at(1), Some(50.0));
+        assert_eq!(o.step(at(2), Some(50.0)).action, None);
     }
 
     #[test]
