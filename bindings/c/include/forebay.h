@@ -54,7 +54,7 @@ typedef struct forebay_runtime forebay_runtime;
 // A task under construction; each call replaces what is inside.
 typedef struct forebay_task forebay_task;
 
-// A task that was submitted.
+// A task that was submitted; one thread's at a time.
 typedef struct forebay_ticket forebay_ticket;
 
 // What to submit. All zeros but the function is a task without arguments, for one item, with all the fuel that it wants.

@@ -33,7 +33,7 @@ fn the_header_is_what_the_source_says() {
         std::fs::write(&path, &made).unwrap();
     }
     let kept = std::fs::read_to_string(&path).unwrap_or_default();
-    assert_eq!(kept, made, "write it anew with FOREBAY_WRITE_HEADER=1");
+    assert!(kept == made, "write it anew with FOREBAY_WRITE_HEADER=1");
     assert_eq!(made.matches("forebay_push(").count(), 1, "said once");
 }
 
