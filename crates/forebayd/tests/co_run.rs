@@ -54,6 +54,12 @@ fn both(s: &Service, uid: u32, group: &str) -> [u32; 2] {
 
 /// A program that joins the group, and gives it a share if that is not 0; it has joined.
 fn member(s: &Service, uid: u32, group: &str, share: u32) -> Program {
+    let p = start_member(s, uid, group, share);
+    until("the program has joined", || s.connect().ask(&Request::List { after: 0 }).is_ok() && has_joined(&p));
+    p
+}
+
+fn start_member(s: &Service, uid: u32, group: &str, share: u32) -> Program {
     // The test binary may lie where others cannot go.
     let copy = s.dir.join("member");
     if !copy.exists() {
@@ -65,9 +71,7 @@ fn member(s: &Service, uid: u32, group: &str, share: u32) -> Program {
     if uid != me() {
         c.uid(uid).gid(uid);
     }
-    let p = Program(c.spawn().unwrap());
-    until("the program has joined", || s.connect().ask(&Request::List { after: 0 }).is_ok() && has_joined(&p));
-    p
+    Program(c.spawn().unwrap())
 }
 
 /// It says so with its name.
@@ -190,6 +194,10 @@ fn names_numbers_and_users_have_their_limits() {
     assert!(matches!(ask("g8"), Err(Error::Refused(Refusal::Limit { limit: 8, .. }))));
     let mut end: Vec<u32> = groups.iter().map(|g| both(&s, me(), g)[0]).collect();
     if rustix::process::geteuid().is_root() {
+        // A share that its user may not have starts nothing.
+        let mut asks = start_member(&s, 65534, "h", 100_000);
+        let refused = asks.0.wait().unwrap();
+        assert!(!refused.success() && !folder(&s, 65534, "h").exists());
         // The same name is another group for another user, whose daemon is that user's.
         let other = member(&s, 65534, "g0", 0);
         let [mps, _] = both(&s, 65534, "g0");

@@ -3,6 +3,7 @@
 //! Rules:
 //! 1. A group is a user and a name. The first program that asks for it starts its control daemon, as that user and in a
 //!    folder that only that user can open, so that a group is never two users'.
+//!    The group's class is what its programs may have: it goes no higher than their own.
 //! 2. A server of MPS is a child of the control daemon, and owns the channels of all programs of the group. So it is what is
 //!    steered: it has the class that was asked for the group, an absolute share included, and the name of the group.
 //! 3. When a group has had no program for [`GRACE_NS`] its daemon is told to end. Until it has, nobody joins.
@@ -76,7 +77,8 @@ impl<W: World> Service<W> {
         nice: Option<i8>,
     ) -> Result<Reply, Refusal> {
         check(name)?;
-        self.known(peer.pid)?;
+        // Before anything is started. What the program may have, its group may.
+        self.may_set(peer, peer.pid, class, nice)?;
         let group = (peer.uid, name.to_owned());
         if self.groups.get(&group).is_some_and(|g| g.ends) {
             return Err(Refusal::Ending(name.to_owned()));
@@ -98,7 +100,7 @@ impl<W: World> Service<W> {
             }
         }
         if class.is_some() || nice.is_some() {
-            self.set_group(peer, &group, class, nice)?;
+            self.set_group(Peer { privileged: true, ..peer }, &group, class, nice)?;
         }
         if let Some(p) = self.processes.get_mut(&peer.pid) {
             p.group = Some((name.to_owned(), Role::Program));

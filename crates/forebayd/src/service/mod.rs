@@ -433,7 +433,8 @@ impl<W: World> Service<W> {
         Ok(Reply::Joined { account: account as u8, metered })
     }
 
-    fn set(&mut self, peer: Peer, pid: u32, class: Option<Class>, nice: Option<i8>) -> Result<Reply, Refusal> {
+    /// Whether somebody may give a process this class and nice value, if they can be at all.
+    fn may_set(&mut self, peer: Peer, pid: u32, class: Option<Class>, nice: Option<i8>) -> Result<(), Refusal> {
         if let Some(Class::Custom(s)) = class
             && !(1..=WHOLE).contains(&u64::from(s))
         {
@@ -443,29 +444,36 @@ impl<W: World> Service<W> {
             return Err(Refusal::Invalid("a nice value is from -20 to 19".into()));
         }
         let p = self.known(pid)?;
+        if peer.privileged {
+            return Ok(());
+        }
+        if p.about.uid != peer.uid {
+            return Err(Refusal::NotPermitted(format!("process {pid} is another user's")));
+        }
+        if let Some(class) = class.filter(|c| rank(*c) > rank(p.ceiling.0)) {
+            return Err(Refusal::NotPermitted(format!(
+                "{class} is higher than {}, which is as far as this user may set process {pid}",
+                p.ceiling.0
+            )));
+        }
+        if let Some(nice) = nice.filter(|n| *n < p.ceiling.1) {
+            return Err(Refusal::NotPermitted(format!(
+                "nice {nice} is lower than {}, which is as far as this user may set process {pid}",
+                p.ceiling.1
+            )));
+        }
+        Ok(())
+    }
+
+    fn set(&mut self, peer: Peer, pid: u32, class: Option<Class>, nice: Option<i8>) -> Result<Reply, Refusal> {
+        self.may_set(peer, pid, class, nice)?;
+        let p = self.known(pid)?;
         if let (Some(Class::Suspended), Some((group, Role::Program))) = (class, &p.group) {
             return Err(Refusal::Invalid(format!(
                 "process {pid} shares its GPU under MPS; all of co-run group {group:?} can be suspended, by its server"
             )));
         }
         let (new_class, new_nice) = (class.unwrap_or(p.class), nice.unwrap_or(p.nice));
-        if !peer.privileged {
-            if p.about.uid != peer.uid {
-                return Err(Refusal::NotPermitted(format!("process {pid} is another user's")));
-            }
-            if class.is_some() && rank(new_class) > rank(p.ceiling.0) {
-                return Err(Refusal::NotPermitted(format!(
-                    "{new_class} is higher than {}, which is as far as this user may set process {pid}",
-                    p.ceiling.0
-                )));
-            }
-            if nice.is_some() && new_nice < p.ceiling.1 {
-                return Err(Refusal::NotPermitted(format!(
-                    "nice {new_nice} is lower than {}, which is as far as this user may set process {pid}",
-                    p.ceiling.1
-                )));
-            }
-        }
         let old = (p.class, p.nice);
         let member = Member { id: pid.into(), class: policy(new_class), nice: new_nice.into(), active: true };
         // First all devices are asked, then all are changed; in between nothing can have come.
