@@ -19,6 +19,8 @@ conformance() {
   try ./forebay doctor --calibrate
   try ./forebay bench conformance --out "$OUT"
   for test in ./tests/*; do try "$test" --test-threads=2; done
+  # The grid on this device, a little of everything; one that does not end must not hold up the rest.
+  try timeout 300 ./forebay bench resident --device cuda --quick
 }
 gesture() {
   try ./forebay demo gesture --device cuda --frames 600 --rate max --quiet
@@ -42,7 +44,7 @@ sharing() {
   try ./forebay bench sharing --device cuda --out "$OUT"
 }
 transfer() { try ./forebay bench transfer --out "$OUT"; }
-resident() { try ./forebay bench resident --out "$OUT"; }
+resident() { try timeout 1200 ./forebay bench resident --device cuda --out "$OUT"; }
 placement() {
   try ./forebay bench placement --out "$OUT"
   try ./forebay bench goals --out "$OUT"
