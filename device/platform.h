@@ -49,10 +49,12 @@ FB_DEVICE u32 fb_lane(void) { return threadIdx.x; }
 FB_DEVICE u32 fb_lanes(void) { return blockDim.x; }
 FB_DEVICE void fb_barrier(void) { __syncthreads(); }
 #define FB_WARP 32
+// Ten microseconds or so.
+#define FB_DUE_CYCLES 20000
 // Whether so long has passed since `*last` that words which others rarely write are worth a look again.
 FB_DEVICE bool fb_due(u64 *last) {
   const u64 now = (u64)clock64();
-  if (now - *last < 20000) return false;
+  if (now - *last < FB_DUE_CYCLES) return false;
   *last = now;
   return true;
 }

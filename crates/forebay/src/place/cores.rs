@@ -106,7 +106,7 @@ impl Cores {
     #[inline]
     pub(crate) fn part(&self, threads: f64) -> f64 {
         let whole = threads as usize;
-        let all = match self.sums.get(whole + 1) {
+        let all = match self.sums.get(whole.saturating_add(1)) {
             Some(next) => self.sums[whole] + (next - self.sums[whole]) * (threads - whole as f64),
             None => self.sums[self.sums.len() - 1],
         };

@@ -74,21 +74,16 @@ unsafe impl Sync for Inner {}
 /// A CUDA device.
 pub(super) struct CudaSite(Arc<Inner>);
 
-/// The bytes of plain values.
-fn bytes<T>(values: &[T]) -> &[u8] {
-    // SAFETY: the types of the layout are integers and addresses without padding that anybody reads, and live as long.
-    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
-}
-
 fn address(b: &Buffer) -> Result<u64> {
     b.address().ok_or_else(|| Error::Start("device memory without an address".into()))
 }
 
-/// Copies to the device, and waits.
-fn upload(q: &mut dyn Queue, to: &Buffer, offset: usize, from: &[u8]) -> Result<()> {
-    let source = from.as_ptr().cast_mut();
-    // SAFETY: only read, and awaited here.
-    unsafe { q.transfer(Method::Engine, Direction::ToDevice, to, offset, source, from.len())? };
+/// Copies plain values to the device, and waits.
+fn upload<T>(q: &mut dyn Queue, to: &Buffer, offset: usize, from: &[T]) -> Result<()> {
+    // By address: some types end in padding, which is no bytes to Rust, and copied like anything else by the driver.
+    let source = from.as_ptr().cast::<u8>().cast_mut();
+    // SAFETY: so many bytes are there; they are only read, and that is awaited here.
+    unsafe { q.transfer(Method::Engine, Direction::ToDevice, to, offset, source, size_of_val(from))? };
     let fence = q.fence()?;
     Ok(q.wait(fence)?)
 }
@@ -104,16 +99,19 @@ impl CudaSite {
         let heap = sizes.heap.map(|bytes| heap(device, &mut *side, &kernels, bytes)).transpose()?;
         let image = Memory::new(sizes, blocks, None);
         let mut parts = Vec::new();
-        let mut place = |from: &[u8], q: &mut dyn Queue| -> Result<u64> {
-            let b = device.alloc(from.len())?;
+        fn place<T>(d: &Arc<dyn Device>, q: &mut dyn Queue, parts: &mut Vec<Buffer>, from: &[T]) -> Result<u64> {
+            let b = d.alloc(size_of_val(from))?;
             upload(q, &b, 0, from)?;
             let at = address(&b)?;
             parts.push(b);
             Ok(at)
-        };
-        let cells = [0, 1, 2].map(|i| place(bytes(&image.cells[i]), &mut *side));
+        }
+        let cells = [0, 1, 2].map(|i| place(device, &mut *side, &mut parts, &image.cells[i]));
         let [urgent, ordinary, free] = cells;
-        let (nodes, roots) = (place(bytes(&image.nodes), &mut *side)?, place(bytes(&image.roots), &mut *side)?);
+        let (nodes, roots) = (
+            place(device, &mut *side, &mut parts, &image.nodes)?,
+            place(device, &mut *side, &mut parts, &image.roots)?,
+        );
         let (done, done_there) = device.alloc_shared(size_of::<Done>() * 2 * sizes.ring)?;
         // One piece: rings, the stop word, heartbeats.
         let ring = size_of::<Slot>() * sizes.ring;
@@ -140,7 +138,7 @@ impl CudaSite {
         g.beats = (at + beats as u64) as *mut _;
         g.heap = heap.as_ref().map_or(0, |h| h.at) as *mut u8;
         let grid = device.alloc(size_of::<layout::Grid>())?;
-        upload(&mut *side, &grid, 0, bytes(std::slice::from_ref(&g)))?;
+        upload(&mut *side, &grid, 0, std::slice::from_ref(&g))?;
         parts.extend([done, done_there, near_there]);
         let shape = Geometry::linear(blocks * sizes.threads).with_group(sizes.threads, 1, 1);
         let queues = Mutex::new(Queues { grid: device.queue()?, side, launched: Fence::default() });

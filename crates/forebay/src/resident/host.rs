@@ -181,9 +181,13 @@ impl Shared {
                 streaming::store_line(&std::mem::transmute::<Slot, [u64; 8]>(slot), to.cast());
                 return;
             }
-            let seq_at = &raw mut (*to).seq;
-            to.write(Slot { seq: word(seq_at).load(Ordering::Relaxed), ..slot });
-            word(seq_at).store(seq, Ordering::Release);
+            // Not `seq` with the others: a block may be looking at it.
+            (*to).function = slot.function;
+            (*to).fuel = slot.fuel;
+            (*to).first = slot.first;
+            (*to).count = slot.count;
+            (*to).args = slot.args;
+            word(&raw mut (*to).seq).store(seq, Ordering::Release);
         }
     }
 

@@ -42,6 +42,8 @@ pub(crate) struct DeviceHandle {
     /// Memory that blocks gave back while other devices still copied from it.
     #[allow(clippy::type_complexity, reason = "a list of a buffer and who reads it")]
     lent: Mutex<Vec<(Buffer, Vec<(Arc<DeviceHandle>, Fence)>)>>,
+    /// Whether there is any, so that nobody asks the lock in vain.
+    has_lent: AtomicBool,
     /// Bytes moved to and from the device.
     pub(crate) copied: AtomicU64,
     /// Bytes that came from other devices' memory.
@@ -129,6 +131,7 @@ impl DeviceHandle {
             depth,
             unfenced: AtomicBool::new(false),
             lent: Mutex::default(),
+            has_lent: AtomicBool::new(false),
             copied: AtomicU64::new(0),
             peer: AtomicU64::new(0),
             copies: OnceLock::new(),
@@ -142,7 +145,9 @@ impl DeviceHandle {
     /// Memory of exactly `bytes`, with any contents. Its last user's commands are in this device's queue, so commands
     /// enqueued from now on come behind them.
     pub(crate) fn buffer(&self, bytes: usize) -> Result<Buffer> {
-        self.take_back();
+        if self.has_lent.load(Ordering::Acquire) {
+            self.take_back();
+        }
         if let Some(b) = self.spare().take(bytes) {
             return Ok(b);
         }
@@ -213,7 +218,9 @@ impl DeviceHandle {
         if readers.is_empty() {
             self.spare().put(b.len(), b);
         } else {
-            self.lent.lock().unwrap_or_else(PoisonError::into_inner).push((b, readers));
+            let mut lent = self.lent.lock().unwrap_or_else(PoisonError::into_inner);
+            lent.push((b, readers));
+            self.has_lent.store(true, Ordering::Release);
         }
     }
 
@@ -227,6 +234,7 @@ impl DeviceHandle {
             }
             !readers.is_empty()
         });
+        self.has_lent.store(!lent.is_empty(), Ordering::Release);
     }
 
     /// Whether a fence has been reached, or the device has failed.
