@@ -124,3 +124,11 @@ fn a_newer_driver_maps_through_a_dma_buf() {
 fn cuda_with_the_stand_in() {
     stand_in::again("cuda");
 }
+
+/// With every copy beside the kernels, and with none.
+#[test]
+fn cuda_with_the_stand_in_whatever_goes_beside() {
+    for beside in ["1", "off"] {
+        stand_in::again_with("cuda", &[("FOREBAY_COPIES_BESIDE", beside)]);
+    }
+}
