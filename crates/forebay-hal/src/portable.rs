@@ -7,7 +7,7 @@
 //! differ only in library functions and division.
 
 /// Compiler options for OpenCL programs; part of the cache key.
-pub const OPENCL_OPTIONS: &str = "-cl-std=CL1.2";
+pub const OPENCL_OPTIONS: &str = "-cl-std=CL1.2 -cl-kernel-arg-info";
 
 /// Compiler options for NVRTC, beside the architecture; part of the cache key.
 pub const NVRTC_OPTIONS: [&str; 3] = ["--std=c++17", "--fmad=false", "-default-device"];

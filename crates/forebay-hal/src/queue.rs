@@ -142,6 +142,21 @@ pub enum Issued {
     Replayed,
 }
 
+/// A range of host memory, and whether the command writes there.
+#[derive(Clone, Copy)]
+pub(crate) struct HostRange {
+    pub(crate) start: usize,
+    pub(crate) bytes: usize,
+    pub(crate) written: bool,
+}
+
+impl HostRange {
+    pub(crate) fn conflicts(&self, other: &HostRange) -> bool {
+        let overlap = self.start < other.start + other.bytes && other.start < self.start + self.bytes;
+        overlap && (self.written || other.written)
+    }
+}
+
 /// What must outlive the commands of a queue: released as fences are reached.
 ///
 /// Backends push handles while they enqueue, seal them under a fence value, and drop them when that value is known to

@@ -54,51 +54,6 @@ pub(super) fn mixed(d: &dyn Device) -> std::result::Result<(), String> {
     in_place(d)
 }
 
-/// A kernel waits for the host, which lets it go when copies to the device and back have come through.
-pub(super) fn beside(d: &dyn Device) -> std::result::Result<(), String> {
-    let n = d.copies_beside();
-    if n == usize::MAX {
-        return Ok(());
-    }
-    let n = n.max(4096);
-    let k = d.compile(&source(d.info().kind, "linger"), "linger").map_err(text)?;
-    let mut q = d.queue().map_err(text)?;
-    let (flag, flag_there) = d.alloc_shared(64).map_err(text)?;
-    let (from, to) = (d.alloc_host(n).map_err(text)?, d.alloc_host(n).map_err(text)?);
-    let (b, out) = (d.alloc(n).map_err(text)?, d.alloc(64).map_err(text)?);
-    let address = |b: &Buffer| b.host_ptr().ok_or("host memory without an address");
-    let (flag, source, last) = (address(&flag)?.cast::<u32>(), address(&from)?, address(&to)?);
-    // SAFETY: the buffers have these bytes, and no command uses them yet.
-    unsafe {
-        flag.write_volatile(0);
-        std::slice::from_raw_parts_mut(source.as_ptr(), n).fill(7);
-    }
-    let args = [Arg::Buffer(&flag_there), Arg::Buffer(&out), Arg::U32(1 << 30)];
-    // The first large copy comes behind everything.
-    q.copy(&from, 0, &b, 0, n).map_err(text)?;
-    // The next one waits for this kernel, which used its memory, and not for the one behind it.
-    let twice = d.compile(&super::source(d.info().kind, "twice"), "twice").map_err(text)?;
-    let words = n / 4;
-    let other = d.alloc(n).map_err(text)?;
-    q.launch(&twice, &Geometry::linear(words), &[Arg::Buffer(&b), Arg::Buffer(&other), Arg::U32(words as u32)])
-        .map_err(text)?;
-    q.launch(&k, &Geometry::linear(1), &args).map_err(text)?;
-    let copied = q.copy(&from, 0, &b, 0, n).and_then(|()| q.copy(&b, 0, &to, 0, n)).and_then(|()| q.fence());
-    let begun = std::time::Instant::now();
-    // SAFETY: the last byte of `to`, which only the copy writes.
-    let arrived = || unsafe { last.add(n - 1).read_volatile() } == 7;
-    while copied.is_ok() && !arrived() && begun.elapsed() < std::time::Duration::from_secs(5) {
-        std::hint::spin_loop();
-    }
-    let came = arrived();
-    // SAFETY: a word that kernel and host share by this means.
-    unsafe { flag.write_volatile(1) };
-    let released = super::read(d, &mut *q, &out).map_err(text)?;
-    copied.map_err(text)?;
-    ensure(came, || "copies did not come through while a kernel ran".into())?;
-    ensure(released[0] == 1, || "the kernel ended before it was told to".into())
-}
-
 /// A kernel writes into memory of the host, which a copy then takes from there; and the other way round.
 fn in_place(d: &dyn Device) -> std::result::Result<(), String> {
     let Ok((h, shared)) = d.alloc_shared(4 * WORDS) else { return Ok(()) };

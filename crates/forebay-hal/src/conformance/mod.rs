@@ -3,6 +3,7 @@
 //! [`run`] returns a line per check, so that a host without a toolchain can run it from a binary
 //! (`forebay bench conformance`), and a test can assert on it.
 
+mod beside;
 mod mixed;
 
 use std::sync::Arc;
@@ -46,7 +47,10 @@ const CHECKS: &[(&str, Check)] = &[
     ("memory is given back", accounting),
     ("queues of one device work from several threads", threads),
     ("empty buffers and copies", empty),
-    ("large copies run beside a kernel that does not use their memory", mixed::beside),
+    ("large copies run beside a kernel that does not use their memory", beside::copies),
+    ("no fence behind a kernel is reached while it runs, whatever else has ended", beside::fences),
+    ("what shares memory with a kernel waits for it, however many commands come in between", beside::many),
+    ("what overwrites memory waits for all kernels that read it", beside::readers),
     ("large copies, kernels and functions of the host, mixed, leave the bytes of their order", mixed::mixed),
     ("a list of launches runs in its order of data, again, with other buffers and another shape", lists),
 ];

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use super::Context;
 use super::sys::{self, CuDevicePtr, CuEvent, CuStream};
+use crate::queue::HostRange;
 use crate::{Completion, Result};
 
 /// How long a wait polls before it blocks: most small kernels end within it, and a blocking wake-up costs more.
@@ -40,21 +41,6 @@ pub(super) enum Lane {
 
 impl Lane {
     const ALL: [Lane; 3] = [Lane::Main, Lane::Up, Lane::Down];
-}
-
-/// A range of host memory, and whether the command writes there.
-#[derive(Clone, Copy)]
-pub(super) struct HostRange {
-    pub(super) start: usize,
-    pub(super) bytes: usize,
-    pub(super) written: bool,
-}
-
-impl HostRange {
-    fn conflicts(&self, other: &HostRange) -> bool {
-        let overlap = self.start < other.start + other.bytes && other.start < self.start + self.bytes;
-        overlap && (self.written || other.written)
-    }
 }
 
 /// An event, recorded once at a time.

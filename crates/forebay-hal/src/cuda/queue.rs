@@ -6,10 +6,11 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 
 use super::graph::Recording;
-use super::lanes::{HostRange, Lane, Lanes, Reached};
+use super::lanes::{Lane, Lanes, Reached};
 use super::sys::{CuDevicePtr, CuFunction, SUCCESS};
 use super::{Context, CopyKernel, CudaKernel, CudaMemory};
 use crate::cpu::{check_range, host_range};
+use crate::queue::HostRange;
 use crate::{
     Arg, Buffer, Completion, Direction, Error, Fence, Geometry, HostFn, Issued, KeepAlive, Kernel, Listed, Method,
     Queue, Recorded, Result,

@@ -1,7 +1,8 @@
 //! OpenCL 1.2 devices, the library opened at run time (through `cl3`).
 //!
-//! One context per device. A fence is the event of the last command before it, so a fence costs no command of its own.
+//! One context per device. A fence is made of the events of commands before it, so it costs no command of its own.
 
+mod order;
 mod queue;
 
 use std::any::Any;
@@ -11,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use cl3::types::{cl_command_queue, cl_context, cl_device_id, cl_int, cl_kernel, cl_mem, cl_program};
-use cl3::{context, device, error_codes, kernel, memory, platform, program};
+use cl3::{command_queue as cq, context, device, error_codes, kernel, memory, platform, program};
 
 use crate::cache::{Cache, Loaded};
 use crate::kernel::KernelImpl;
@@ -92,6 +93,8 @@ pub struct ClDevice {
     context: Arc<Context>,
     cache: Cache,
     programs: Loaded<Program>,
+    /// It has queues that are out of order.
+    free_queues: bool,
 }
 
 impl ClDevice {
@@ -119,6 +122,9 @@ impl ClDevice {
             context: Arc::new(Context { id: ctx, device: id, name, allocated: AtomicU64::new(0), limit }),
             cache: Cache::user(),
             programs: Loaded::default(),
+            free_queues: number(device::CL_DEVICE_QUEUE_ON_HOST_PROPERTIES)
+                & cq::CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE
+                != 0,
         })
     }
 
@@ -207,6 +213,8 @@ pub(super) struct ClKernel {
     id: Mutex<KernelId>,
     /// Argument count, to report a wrong call before the driver does.
     args: u32,
+    /// Bit `i`: what argument `i` points to is only read.
+    reads: u64,
     program: Arc<Program>,
 }
 
@@ -335,7 +343,15 @@ impl Device for ClDevice {
         let name = CString::new(entry).map_err(|_| missing())?;
         let id = kernel::create_kernel(program.id, &name).map_err(|_| missing())?;
         let args = kernel::get_kernel_info(id, kernel::CL_KERNEL_NUM_ARGS).map(u32::from).unwrap_or(0);
-        Ok(Kernel { name: entry.into(), imp: Arc::new(ClKernel { id: Mutex::new(KernelId(id)), args, program }) })
+        let only_read = |&i: &u32| {
+            let told = kernel::get_kernel_arg_info(id, i, kernel::CL_KERNEL_ARG_TYPE_QUALIFIER).map(u64::from);
+            told.is_ok_and(|q| q & kernel::CL_KERNEL_ARG_TYPE_CONST as u64 != 0)
+        };
+        let reads = (0..args.min(63)).filter(only_read).fold(0, |r, i| r | 1 << i);
+        Ok(Kernel {
+            name: entry.into(),
+            imp: Arc::new(ClKernel { id: Mutex::new(KernelId(id)), args, reads, program }),
+        })
     }
 
     fn methods(&self) -> &[Method] {
@@ -344,10 +360,16 @@ impl Device for ClDevice {
 
     fn queue(&self) -> Result<Box<dyn Queue>> {
         let c = &self.context;
+        let free = if self.free_queues { cq::CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE } else { 0 };
         // SAFETY: context and device belong together.
-        let made = unsafe { cl3::command_queue::create_command_queue(c.id, c.device, 0) };
+        let made = unsafe { cq::create_command_queue(c.id, c.device, free) };
         let id: cl_command_queue = check("clCreateCommandQueue", &c.name, made)?;
-        Ok(Box::new(queue::ClQueue::new(id, c.clone())))
+        Ok(Box::new(queue::ClQueue::new(id, self.free_queues, c.clone())))
+    }
+
+    fn copies_beside(&self) -> usize {
+        // Of GPUs it is not known.
+        if self.free_queues && self.info.is_cpu && self.info.compute_units > 1 { 0 } else { usize::MAX }
     }
 
     fn allocated(&self) -> u64 {

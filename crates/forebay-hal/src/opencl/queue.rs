@@ -1,4 +1,4 @@
-//! An in-order OpenCL command queue.
+//! An OpenCL command queue: in order for whoever uses it ([`super::order`] has the rules).
 
 use std::collections::VecDeque;
 use std::ffi::c_void;
@@ -9,35 +9,20 @@ use cl3::memory::{CL_MAP_READ, CL_MAP_WRITE_INVALIDATE_REGION};
 use cl3::types::{cl_command_queue, cl_event, cl_int, cl_mem};
 use cl3::{command_queue as cq, event, kernel};
 
+use super::order::{Access, Event, Order};
 use super::{ClKernel, ClMemory, Context, check};
 use crate::cpu::{check_range, host_range};
+use crate::queue::HostRange;
 use crate::{
     Arg, Buffer, Completion, Direction, Error, Fence, Geometry, HostFn, KeepAlive, Kernel, Method, Queue, Result,
 };
 
-/// An event that is released once.
-struct Event(cl_event);
-
-// SAFETY: events may be used from any thread (OpenCL 1.2, appendix A.2).
-unsafe impl Send for Event {}
-// SAFETY: as above.
-unsafe impl Sync for Event {}
-
-impl Drop for Event {
-    fn drop(&mut self) {
-        // SAFETY: owned by this handle.
-        let _ = unsafe { event::release_event(self.0) };
-    }
-}
-
 pub(super) struct ClQueue {
     id: QueueId,
     context: Arc<Context>,
-    /// Event of the last command since the last fence.
-    last: Option<Event>,
-    fences: VecDeque<(u64, Arc<Event>)>,
-    issued: u64,
-    reached: u64,
+    order: Order,
+    /// What must have ended for a fence, beside the fences before it.
+    fences: VecDeque<(u64, Vec<Arc<Event>>)>,
     keep: KeepAlive,
     lost: Arc<OnceLock<String>>,
 }
@@ -48,14 +33,13 @@ struct QueueId(cl_command_queue);
 unsafe impl Send for QueueId {}
 
 impl ClQueue {
-    pub(super) fn new(id: cl_command_queue, context: Arc<Context>) -> Self {
+    /// `free`: the driver keeps no order of its own in it.
+    pub(super) fn new(id: cl_command_queue, free: bool, context: Arc<Context>) -> Self {
         ClQueue {
             id: QueueId(id),
+            order: Order::new(free),
             context,
-            last: None,
             fences: VecDeque::new(),
-            issued: 0,
-            reached: 0,
             keep: KeepAlive::default(),
             lost: Arc::default(),
         }
@@ -68,13 +52,36 @@ impl ClQueue {
         }
     }
 
-    fn issued(&mut self, call: &'static str, made: std::result::Result<cl_event, cl_int>) -> Result<()> {
-        self.last = Some(Event(check(call, &self.context.name, made)?));
+    /// Gives the driver a command that does this with memory: `enqueue` gets the queue and what it must wait for.
+    fn issue(
+        &mut self,
+        call: &'static str,
+        accesses: impl Iterator<Item = Access>,
+        enqueue: impl FnOnce(cl_command_queue, &[cl_event]) -> std::result::Result<cl_event, cl_int>,
+    ) -> Result<()> {
+        if self.order.is_full() {
+            self.barrier()?;
+        }
+        let made = enqueue(self.id.0, self.order.before(accesses));
+        self.order.issued(check(call, &self.context.name, made)?);
+        Ok(())
+    }
+
+    /// A marker behind everything so far.
+    fn marker(&mut self) -> Result<cl_event> {
+        // SAFETY: an empty list means all commands before it.
+        let made = unsafe { cq::enqueue_marker_with_wait_list(self.id.0, 0, null()) };
+        check("clEnqueueMarkerWithWaitList", &self.context.name, made)
+    }
+
+    fn barrier(&mut self) -> Result<()> {
+        let made = self.marker()?;
+        self.order.issued_all(made);
         Ok(())
     }
 
     fn mine<'b>(&self, b: &'b Buffer) -> Option<&'b ClMemory> {
-        b.as_any().downcast_ref::<ClMemory>().filter(|m| Arc::ptr_eq(&m.context, &self.context))
+        mine(b, &self.context)
     }
 
     fn foreign(&self, what: &str) -> Error {
@@ -82,7 +89,7 @@ impl ClQueue {
     }
 
     fn retire(&mut self, fence: u64) {
-        self.reached = self.reached.max(fence);
+        self.order.retire(fence);
         while self.fences.front().is_some_and(|(f, _)| *f <= fence) {
             self.fences.pop_front();
         }
@@ -91,16 +98,21 @@ impl ClQueue {
 
     /// Maps, copies, unmaps, and waits for that.
     fn mapped(&mut self, to: Direction, id: cl_mem, offset: usize, host: *mut u8, bytes: usize) -> Result<()> {
-        let (name, queue) = (&self.context.name, self.id.0);
+        let queue = self.id.0;
         let flags = match to {
             // Whatever was there need not be brought to the host.
             Direction::ToDevice => CL_MAP_WRITE_INVALIDATE_REGION,
             Direction::ToHost => CL_MAP_READ,
         };
         let mut p: cl_mem = null_mut();
-        // SAFETY: the range was checked by the caller; the map is blocking, so `p` is valid on return.
-        let made = unsafe { cq::enqueue_map_buffer(queue, id, 1, flags, offset, bytes, &mut p, 0, null()) };
-        drop(Event(check("clEnqueueMapBuffer", name, made)?));
+        let written = to == Direction::ToDevice;
+        let host_range = HostRange { start: host as usize, bytes, written: !written };
+        let accesses = [Access::Buffer { id, written }, Access::Host(host_range)];
+        self.issue("clEnqueueMapBuffer", accesses.into_iter(), |queue, list| {
+            let (n, list) = wait_list(list);
+            // SAFETY: the range was checked by the caller; the map is blocking, so `p` is valid on return.
+            unsafe { cq::enqueue_map_buffer(queue, id, 1, flags, offset, bytes, &mut p, n, list) }
+        })?;
         let mapped = p.cast::<u8>();
         // SAFETY: `bytes` are mapped at `mapped`, and valid at `host` by the caller's contract.
         unsafe {
@@ -111,19 +123,26 @@ impl ClQueue {
         }
         // SAFETY: mapped above, unmapped once.
         let made = unsafe { cq::enqueue_unmap_mem_object(queue, id, p.cast(), 0, null()) };
-        let unmapped = Event(check("clEnqueueUnmapMemObject", name, made)?);
-        event::wait_for_events(&[unmapped.0]).map_err(|code| self.fail(code))
+        let unmapped = check("clEnqueueUnmapMemObject", &self.context.name, made)?;
+        let ended = event::wait_for_events(&[unmapped]);
+        // SAFETY: the event is this function's.
+        let _ = unsafe { event::release_event(unmapped) };
+        ended.map_err(|code| self.fail(code))
     }
 
-    /// Status of a fence's event: 0 done, positive pending, negative failed.
-    fn status(&mut self, fence: Fence) -> Result<i32> {
-        let Some((_, e)) = self.fences.iter().find(|(f, _)| *f >= fence.0) else { return Ok(0) };
-        let s = check(
-            "clGetEventInfo",
-            &self.context.name,
-            event::get_event_info(e.0, event::CL_EVENT_COMMAND_EXECUTION_STATUS),
-        )?;
-        Ok(i32::from(s))
+    /// Whether a fence has been reached, or which status a command before it failed with.
+    fn is_reached(&mut self, fence: u64) -> Result<bool> {
+        for (_, events) in self.fences.iter_mut().take_while(|(f, _)| *f <= fence) {
+            while let Some(e) = events.last() {
+                let status = event::get_event_info(e.id, event::CL_EVENT_COMMAND_EXECUTION_STATUS).map(i32::from);
+                match check("clGetEventInfo", &self.context.name, status)? {
+                    0 => drop(events.pop()),
+                    s if s > 0 => return Ok(false),
+                    s => return Err(failed(&self.lost, &self.context, s)),
+                }
+            }
+        }
+        Ok(true)
     }
 
     fn fail(&self, code: i32) -> Error {
@@ -138,15 +157,53 @@ fn failed(lost: &OnceLock<String>, context: &Context, code: i32) -> Error {
     Error::Lost { device: context.name.clone(), why }
 }
 
+/// Length and address of a wait list; none may have one.
+fn wait_list(list: &[cl_event]) -> (u32, *const cl_event) {
+    if list.is_empty() { (0, null()) } else { (list.len() as u32, list.as_ptr()) }
+}
+
+fn mine<'b>(b: &'b Buffer, context: &Arc<Context>) -> Option<&'b ClMemory> {
+    b.as_any().downcast_ref::<ClMemory>().filter(|m| Arc::ptr_eq(&m.context, context))
+}
+
+/// What a command does with a buffer. Memory of the host has one name, whoever uses it.
+fn accessed(m: &ClMemory, written: bool) -> Access {
+    match m.host.as_ref().and_then(|h| h.host_ptr()) {
+        Some(p) => Access::Host(HostRange { start: p.as_ptr() as usize, bytes: m.len, written }),
+        None => Access::Buffer { id: m.id, written },
+    }
+}
+
+fn release(event: cl_event) {
+    // SAFETY: called once for each handle that this module has.
+    let _ = unsafe { event::release_event(event) };
+}
+
+/// A function of the host, and the event that says that it has returned.
+struct Called {
+    f: HostFn,
+    returned: cl_event,
+}
+
+extern "C" fn called(_: cl_event, status: cl_int, data: *mut c_void) {
+    // SAFETY: the pointer was made by `Box::into_raw` in `host_fn`, and the driver calls back once.
+    let Called { f, returned } = *unsafe { Box::from_raw(data.cast::<Called>()) };
+    // A panic must not unwind into the driver.
+    let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f));
+    let _ = event::set_user_event_status(returned, status.min(event::CL_COMPLETE));
+    release(returned);
+}
+
 struct Pending {
-    event: Arc<Event>,
+    events: Vec<Arc<Event>>,
     lost: Arc<OnceLock<String>>,
     context: Arc<Context>,
 }
 
 impl Completion for Pending {
     fn wait(&self) -> Result<()> {
-        event::wait_for_events(&[self.event.0]).map_err(|code| failed(&self.lost, &self.context, code))
+        let list: Vec<cl_event> = self.events.iter().map(|e| e.id).collect();
+        event::wait_for_events(&list).map_err(|code| failed(&self.lost, &self.context, code))
     }
 }
 
@@ -189,13 +246,19 @@ impl Queue for ClQueue {
                 return Err(Error::Invalid { device, what: format!("argument {i} of kernel {}: {why}", k.name) });
             }
         }
-        // SAFETY: arguments are set; sizes are arrays of 3.
-        let made = unsafe {
-            cq::enqueue_nd_range_kernel(self.id.0, id.0, 3, null(), global.as_ptr(), group.as_ptr(), 0, null())
-        };
+        let context = self.context.clone();
+        let accesses = args.iter().enumerate().filter_map(|(i, a)| match a {
+            Arg::Buffer(b) => Some(accessed(mine(b, &context)?, ours.reads >> i.min(63) & 1 == 0)),
+            _ => None,
+        });
+        self.issue("clEnqueueNDRangeKernel", accesses, |queue, list| {
+            let (n, list) = wait_list(list);
+            // SAFETY: arguments are set; sizes are arrays of 3.
+            unsafe { cq::enqueue_nd_range_kernel(queue, id.0, 3, null(), global.as_ptr(), group.as_ptr(), n, list) }
+        })?;
         drop(id);
         self.keep.launch(k, args);
-        self.issued("clEnqueueNDRangeKernel", made)
+        Ok(())
     }
 
     fn copy(&mut self, src: &Buffer, src_offset: usize, dst: &Buffer, dst_offset: usize, bytes: usize) -> Result<()> {
@@ -208,12 +271,16 @@ impl Queue for ClQueue {
         }
         match (self.mine(src), self.mine(dst)) {
             (Some(s), Some(d)) => {
-                // SAFETY: ranges checked; both buffers live until the command ends (`keep`).
-                let made =
-                    unsafe { cq::enqueue_copy_buffer(self.id.0, s.id, d.id, src_offset, dst_offset, bytes, 0, null()) };
+                let (from, to) = (s.id, d.id);
+                let accesses = [accessed(s, false), accessed(d, true)];
+                self.issue("clEnqueueCopyBuffer", accesses.into_iter(), |queue, list| {
+                    let (n, list) = wait_list(list);
+                    // SAFETY: ranges checked; both buffers live until the command ends (`keep`).
+                    unsafe { cq::enqueue_copy_buffer(queue, from, to, src_offset, dst_offset, bytes, n, list) }
+                })?;
                 self.keep.buffer(src);
                 self.keep.buffer(dst);
-                self.issued("clEnqueueCopyBuffer", made)
+                Ok(())
             }
             (Some(_), None) => {
                 let p = host_range(dst, dst_offset, bytes, &device)?;
@@ -242,25 +309,33 @@ impl Queue for ClQueue {
     ) -> Result<()> {
         self.alive()?;
         check_range(device, offset, bytes, &self.context.name)?;
-        let id = self.mine(device).ok_or_else(|| self.foreign("buffer"))?.id;
+        let m = self.mine(device).ok_or_else(|| self.foreign("buffer"))?;
         if bytes == 0 {
             return Ok(());
         }
-        let (queue, host) = (self.id.0, host.cast());
+        let (id, to_device) = (m.id, direction == Direction::ToDevice);
+        let range = HostRange { start: host as usize, bytes, written: !to_device };
+        let accesses = [accessed(m, to_device), Access::Host(range)];
         match (method, direction) {
             (Method::Engine, Direction::ToDevice) => {
+                self.issue("clEnqueueWriteBuffer", accesses.into_iter(), |queue, list| {
+                    let (n, list) = wait_list(list);
+                    // SAFETY: range checked; the host range is valid by the contract, the buffer is kept.
+                    unsafe { cq::enqueue_write_buffer(queue, id, 0, offset, bytes, host.cast(), n, list) }
+                })?;
                 self.keep.buffer(device);
-                // SAFETY: range checked; the host range is valid by the contract, the buffer is kept.
-                let made = unsafe { cq::enqueue_write_buffer(queue, id, 0, offset, bytes, host, 0, null()) };
-                self.issued("clEnqueueWriteBuffer", made)
+                Ok(())
             }
             (Method::Engine, Direction::ToHost) => {
+                self.issue("clEnqueueReadBuffer", accesses.into_iter(), |queue, list| {
+                    let (n, list) = wait_list(list);
+                    // SAFETY: as above.
+                    unsafe { cq::enqueue_read_buffer(queue, id, 0, offset, bytes, host.cast(), n, list) }
+                })?;
                 self.keep.buffer(device);
-                // SAFETY: as above.
-                let made = unsafe { cq::enqueue_read_buffer(queue, id, 0, offset, bytes, host, 0, null()) };
-                self.issued("clEnqueueReadBuffer", made)
+                Ok(())
             }
-            (Method::Mapped, _) => self.mapped(direction, id, offset, host.cast(), bytes),
+            (Method::Mapped, _) => self.mapped(direction, id, offset, host, bytes),
             (Method::Kernel, _) => {
                 Err(Error::Unsupported { device: self.context.name.clone(), what: "copies by kernel".into() })
             }
@@ -274,71 +349,75 @@ impl Queue for ClQueue {
             return Ok(());
         }
         let m = self.mine(dst).ok_or_else(|| self.foreign("buffer"))?;
-        // SAFETY: range checked; the pattern is copied by the driver; the buffer is kept.
-        let made =
-            unsafe { cq::enqueue_fill_buffer(self.id.0, m.id, (&raw const value).cast(), 1, offset, bytes, 0, null()) };
+        let (id, accesses) = (m.id, [accessed(m, true)]);
+        self.issue("clEnqueueFillBuffer", accesses.into_iter(), |queue, list| {
+            let (n, list) = wait_list(list);
+            // SAFETY: range checked; the pattern is copied by the driver; the buffer is kept.
+            unsafe { cq::enqueue_fill_buffer(queue, id, (&raw const value).cast(), 1, offset, bytes, n, list) }
+        })?;
         self.keep.buffer(dst);
-        self.issued("clEnqueueFillBuffer", made)
+        Ok(())
     }
 
     fn host_fn(&mut self, f: HostFn) -> Result<()> {
         self.alive()?;
-        extern "C" fn call(_: cl_event, _: cl_int, data: *mut c_void) {
-            // SAFETY: the pointer was made by `Box::into_raw` below and the driver calls back once.
-            let f = unsafe { Box::from_raw(data.cast::<HostFn>()) };
-            // A panic must not unwind into the driver.
-            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(*f));
-        }
-        // SAFETY: an empty wait list means "after everything before".
-        let made = unsafe { cq::enqueue_marker_with_wait_list(self.id.0, 0, null()) };
-        self.issued("clEnqueueMarkerWithWaitList", made)?;
-        let Some(last) = &self.last else { return Ok(()) };
-        let data: *mut c_void = Box::into_raw(Box::new(f)).cast();
-        let set = event::set_event_callback(last.0, event::CL_COMPLETE, call, data);
+        let name = self.context.name.clone();
+        let marker = self.marker()?;
+        // Reached when the function has returned; everything else waits for it (rule 4).
+        let made = event::create_user_event(self.context.id);
+        let returned = check("clCreateUserEvent", &name, made).inspect_err(|_| release(marker))?;
+        // SAFETY: the event is ours; this handle is the callback's.
+        let _ = unsafe { event::retain_event(returned) };
+        let data: *mut c_void = Box::into_raw(Box::new(Called { f, returned })).cast();
+        let set = event::set_event_callback(marker, event::CL_COMPLETE, called, data);
+        release(marker);
         if let Err(code) = set {
             // SAFETY: the driver refused the pointer, so it is still ours.
-            drop(unsafe { Box::from_raw(data.cast::<HostFn>()) });
-            return check("clSetEventCallback", &self.context.name, Err(code));
+            drop(unsafe { Box::from_raw(data.cast::<Called>()) });
+            release(returned);
+            release(returned);
+            return check("clSetEventCallback", &name, Err(code));
         }
+        // SAFETY: one event, which is ours.
+        let made = unsafe { cq::enqueue_barrier_with_wait_list(self.id.0, 1, &returned) };
+        release(returned);
+        self.order.issued_all(check("clEnqueueBarrierWithWaitList", &name, made)?);
         Ok(())
     }
 
     fn fence(&mut self) -> Result<Fence> {
         self.alive()?;
-        if let Some(e) = self.last.take() {
-            self.issued += 1;
-            self.fences.push_back((self.issued, Arc::new(e)));
-            self.keep.seal(self.issued);
+        if self.order.is_dirty() {
+            let (fence, events) = self.order.fence();
+            self.fences.push_back((fence, events));
+            self.keep.seal(fence);
             check("clFlush", &self.context.name, cq::flush(self.id.0))?;
         }
-        Ok(Fence(self.issued))
+        Ok(Fence(self.order.fenced()))
     }
 
     fn done(&mut self, fence: Fence) -> Result<bool> {
-        if fence.0 <= self.reached {
+        if fence.0 <= self.order.reached() {
             return Ok(true);
         }
-        match self.status(fence)? {
-            0 => {
-                self.retire(fence.0);
-                Ok(true)
-            }
-            s if s > 0 => Ok(false),
-            s => Err(self.fail(s)),
+        let reached = self.is_reached(fence.0)?;
+        if reached {
+            self.retire(fence.0);
         }
+        Ok(reached)
     }
 
     fn completion(&mut self, fence: Fence) -> Result<Option<Arc<dyn Completion>>> {
-        if fence.0 > self.issued {
+        if fence.0 > self.order.fenced() {
             let what = format!("fence {} that was never issued", fence.0);
             return Err(Error::Invalid { device: self.context.name.clone(), what });
         }
         if self.done(fence)? {
             return Ok(None);
         }
-        let event = self.fences.iter().find(|(f, _)| *f >= fence.0).map(|(_, e)| e.clone());
-        let pending = |event| Pending { event, lost: self.lost.clone(), context: self.context.clone() };
-        Ok(event.map(|e| Arc::new(pending(e)) as Arc<dyn Completion>))
+        let before = self.fences.iter().take_while(|(f, _)| *f <= fence.0);
+        let events = before.flat_map(|(_, e)| e).cloned().collect();
+        Ok(Some(Arc::new(Pending { events, lost: self.lost.clone(), context: self.context.clone() })))
     }
 }
 
@@ -347,7 +426,7 @@ impl Drop for ClQueue {
         // Host memory named in commands must not go before they have ended.
         let _ = cq::finish(self.id.0);
         self.fences.clear();
-        self.last = None;
+        self.order = Order::new(false);
         // SAFETY: created in `queue`, released once, after its events.
         let _ = unsafe { cq::release_command_queue(std::mem::replace(&mut self.id.0, null_mut())) };
     }

@@ -10,8 +10,11 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-/// How long a waiter looks before it sleeps: about what going to sleep and being woken costs (measured 4 to 45 µs).
+/// How long a waiter looks before it sleeps, at most: about what going to sleep and being woken costs (measured 4 to
+/// 45 µs). Half of that after each time it was in vain, down to the least, and all again when it would have been enough:
+/// where the device's work is done by the processor, looking takes time from it.
 const SPIN: Duration = Duration::from_micros(50);
+const LEAST_SPIN: Duration = Duration::from_micros(1);
 /// Looks between two glances at the clock.
 const LOOKS: u32 = 64;
 /// Most futures that wait at one end.
@@ -21,6 +24,8 @@ pub(crate) struct HostEnd {
     lock: Mutex<HostState>,
     changed: Condvar,
     waiting: AtomicU32,
+    /// How long to look, ns; only a guess, so several waiters may overwrite each other's.
+    spin: AtomicU32,
 }
 
 #[derive(Default)]
@@ -29,9 +34,18 @@ pub(crate) struct HostState {
     wakers: Vec<Waker>,
 }
 
+const fn nanos(d: Duration) -> u32 {
+    d.subsec_nanos()
+}
+
 impl HostEnd {
     pub(crate) fn new() -> Box<Self> {
-        Box::new(HostEnd { lock: Mutex::default(), changed: Condvar::new(), waiting: AtomicU32::new(0) })
+        Box::new(HostEnd {
+            lock: Mutex::default(),
+            changed: Condvar::new(),
+            waiting: AtomicU32::new(0),
+            spin: AtomicU32::new(nanos(SPIN)),
+        })
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, HostState> {
@@ -64,7 +78,9 @@ impl HostEnd {
         if let Some(v) = attempt(&mut self.lock()) {
             return Some(v);
         }
-        let spin_until = Instant::now() + SPIN;
+        let begun = Instant::now();
+        let spin = self.spin.load(Ordering::Relaxed);
+        let spin_until = begun + Duration::from_nanos(spin.into());
         let spin_until = until.map_or(spin_until, |u| u.min(spin_until));
         loop {
             for _ in 0..LOOKS {
@@ -79,11 +95,15 @@ impl HostEnd {
                 break;
             }
         }
+        self.spin.store((spin / 2).max(nanos(LEAST_SPIN)), Ordering::Relaxed);
         forebay_hal::cpu::about_to_block();
         let mut s = self.lock();
         loop {
             self.waiting.swap(1, Ordering::AcqRel);
             if let Some(v) = attempt(&mut s) {
+                if begun.elapsed() < SPIN {
+                    self.spin.store(nanos(SPIN), Ordering::Relaxed);
+                }
                 return Some(v);
             }
             s = match until {
