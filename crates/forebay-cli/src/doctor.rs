@@ -78,11 +78,20 @@ fn service() {
             cards.iter().for_each(|c| crate::say(&format!("  hardware, GPU {}: {}", c.minor, hardware(c.minor))))
         }
     }
-    crate::say("  lock (the CUDA driver's process lock): not in this version");
-    match forebay::hal::cuda::checkpoint::Checkpoints::open() {
-        Ok(_) => crate::say("  checkpoint: the driver has it"),
-        Err(e) => crate::say(&format!("  checkpoint: not usable: {e}")),
-    }
+    let calls = forebay::hal::cuda::checkpoint::Checkpoints::open();
+    crate::say(&match (&calls, forebayd::nvml::Gpu::open(0)) {
+        (Ok(_), Ok(_)) => {
+            "  lock (the CUDA driver's process lock): forebay service --gpu 0 --level lock (experimental)".to_owned()
+        }
+        (Err(e), _) => format!("  lock (the CUDA driver's process lock): not usable: {e}"),
+        (_, Err(e)) => {
+            format!("  lock (the CUDA driver's process lock): not usable: nobody says who uses the GPU: {e}")
+        }
+    });
+    crate::say(&match calls {
+        Ok(_) => "  checkpoint: the driver has it".to_owned(),
+        Err(e) => format!("  checkpoint: not usable: {e}"),
+    });
     let mps = std::env::var_os("PATH").map(|p| std::env::split_paths(&p).map(|d| d.join(MPS)).collect::<Vec<_>>());
     crate::say(&match mps.into_iter().flatten().find(|p| p.is_file()) {
         Some(path) => format!("  co-running (NVIDIA MPS): {}", path.display()),

@@ -128,7 +128,9 @@ impl World {
             Ok(()) => drop(self.processes.insert(pid, (class, self.processes.get(&pid).is_none_or(|p| p.1)))),
             Err(Refused::Policy(_)) => self.adopt(pid, Class::Normal),
             Err(Refused::Driver(e)) => self.violations.push(format!("{pid} was not adopted: {e}")),
-            Err(Refused::Ledger) => self.violations.push(format!("{pid} was not adopted: the ledger is full")),
+            Err(e @ (Refused::Ledger | Refused::Lock(_))) => {
+                self.violations.push(format!("{pid} was not adopted: {e:?}"))
+            }
         }
     }
 

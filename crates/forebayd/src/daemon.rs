@@ -4,12 +4,14 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use forebay_hal::cuda::checkpoint::Checkpoints;
 use forebay_policy::credit::Order;
 use forebay_rm::fake::remote::RemoteRm;
-use forebay_rm::{Host, Rm};
+use forebay_rm::{Client, Host, Rm};
 
-use crate::guardian::Guardian;
+use crate::guardian::{GiveBack, Guardian};
 use crate::server::{Error, Options, Server};
+use crate::steer::Way;
 
 /// Runs the accelerator service in the foreground
 #[derive(clap::Args, Clone, Debug)]
@@ -41,12 +43,18 @@ pub struct Arguments {
     /// tried on a model of the driver only
     #[arg(long = "gpu", value_name = "N")]
     gpus: Vec<u32>,
+    /// How GPUs are divided
+    #[arg(long, value_enum, default_value_t = LevelName::Auto)]
+    level: LevelName,
     /// NVIDIA's control daemon for MPS, under which `forebay run --co-run` puts programs
     #[arg(long, value_name = "PROGRAM", default_value = crate::mps::PROGRAM)]
     mps: PathBuf,
     /// Where the fake answers
     #[arg(long, hide = true)]
     fake_rm: Option<PathBuf>,
+    /// Ask NVML beside the fake
+    #[arg(long, hide = true)]
+    nvml: bool,
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
@@ -57,6 +65,16 @@ enum OrderName {
     Priority,
     /// Who waits longest first
     Fifo,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum LevelName {
+    /// By the driver's channels where it is one that is known, else by its lock
+    Auto,
+    /// By the driver's channels: exact shares, and interactive programs at once
+    Hardware,
+    /// By the CUDA driver's process lock: coarser
+    Lock,
 }
 
 fn device(text: &str) -> Result<(String, u32), String> {
@@ -100,6 +118,40 @@ fn activated() -> Option<OwnedFd> {
     fds.next().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// A guardian for a GPU, and whether it is to be divided by the lock.
+///
+/// # Safety
+/// The process has one thread.
+unsafe fn guard(
+    gpu: u32,
+    level: LevelName,
+    driver: &dyn Fn() -> Result<Arc<dyn Rm>, String>,
+) -> Result<(bool, Guardian), String> {
+    let client = || driver().and_then(|rm| Client::open(rm, gpu).map_err(|e| e.to_string()));
+    let refused = match level {
+        LevelName::Auto => client().err(),
+        LevelName::Hardware | LevelName::Lock => None,
+    };
+    let lock = refused.is_some() || level == LevelName::Lock;
+    let way = || -> Result<Box<dyn GiveBack>, String> {
+        match lock {
+            false => Ok(Box::new(client()?)),
+            true => Ok(Box::new(Checkpoints::open().map_err(|e| e.to_string())?)),
+        }
+    };
+    // SAFETY: the caller's.
+    let guardian = unsafe { Guardian::fork(way) }.map_err(|e| match &refused {
+        Some(why) => {
+            format!("its channels cannot be steered: {why}\n  nor the CUDA driver's process lock be used: {e}")
+        }
+        None => e,
+    })?;
+    if let Some(why) = refused {
+        crate::server::tell(&format!("GPU {gpu} is divided by the CUDA driver's process lock only: {why}"));
+    }
+    Ok((lock, guardian))
+}
+
 /// Serves until SIGTERM or SIGINT.
 ///
 /// # Errors
@@ -116,7 +168,9 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     let mut guardians = Vec::new();
     for &gpu in &arguments.gpus {
         // SAFETY: nothing here has started a thread, and this is called by `main`.
-        guardians.push((gpu, unsafe { Guardian::fork(gpu, driver) }.map_err(|e| format!("GPU {gpu}: {e}"))?));
+        let (lock, guardian) =
+            unsafe { guard(gpu, arguments.level, &driver) }.map_err(|e| format!("GPU {gpu}: {e}"))?;
+        guardians.push((gpu, lock, guardian));
     }
     let alone = !arguments.user && arguments.socket.is_none() && !rustix::process::geteuid().is_root();
     let text = move |e: Error| match &e {
@@ -135,8 +189,10 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
         Some(listener) => Server::activated(options, listener).map_err(text)?,
         None => Server::new(options).map_err(text)?,
     };
-    for (gpu, guardian) in guardians {
-        server.steer(gpu, driver()?, guardian).map_err(text)?;
+    for (gpu, lock, guardian) in guardians {
+        let way =
+            if lock { Way::Lock } else { Way::Hardware(driver()?, arguments.nvml || arguments.fake_rm.is_none()) };
+        server.steer(gpu, way, guardian).map_err(text)?;
     }
     let stop = OwnedFd::from(stop);
     let alive = |first: bool| {

@@ -1,8 +1,8 @@
 //! A second process that does one thing: when the service ends, however that happens, it lets every channel on that the
-//! service may have taken off, and gives every channel group its slice back.
+//! service may have taken off, gives every channel group its slice back, and unlocks every process.
 //!
 //! Rules:
-//! 1. It is forked before the service does anything, with a client of its own, and holds nothing else.
+//! 1. It is forked before the service does anything, with a way to the driver of its own, and holds nothing else.
 //! 2. It hears of the service's end as the end of a pipe, which the kernel closes for whoever dies.
 //! 3. A service that has not said for [`SILENCE_NS`] that it lives, while somebody may be suspended, is ended: a process
 //!    that is stopped or stuck gives nothing back.
@@ -13,7 +13,8 @@ use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use forebay_rm::{Client, Rm, restore_slices};
+use forebay_hal::cuda::checkpoint::Checkpoints;
+use forebay_rm::{Client, restore_slices};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use rustix::time::{ClockId, clock_gettime};
@@ -42,14 +43,14 @@ fn failed(what: &str) -> impl Fn(rustix::io::Errno) -> String + '_ {
 }
 
 impl Guardian {
-    /// Forks a guardian for GPU number `gpu`. `rm` makes the way to the driver, in the guardian.
+    /// Forks a guardian. `way` makes its way to the driver, in the guardian.
     ///
     /// # Errors
     /// Why there is none; then nothing may be suspended.
     ///
     /// # Safety
     /// The process has one thread.
-    pub unsafe fn fork(gpu: u32, rm: impl Fn() -> Result<Arc<dyn Rm>, String>) -> Result<Guardian, String> {
+    pub unsafe fn fork(way: impl FnOnce() -> Result<Box<dyn GiveBack>, String>) -> Result<Guardian, String> {
         let ledger = Arc::new(Ledger::new().map_err(failed("memory for the guardian"))?);
         let pipe = || rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(failed("a pipe"));
         let (our_end, its_signal) = pipe()?;
@@ -61,7 +62,7 @@ impl Guardian {
             -1 => Err(format!("fork: {}", std::io::Error::last_os_error())),
             0 => {
                 drop((our_end, our_signal));
-                let code = guard(gpu, &rm, &ledger, its_end, its_signal, &service);
+                let code = guard(way, &ledger, its_end, its_signal, &service);
                 std::process::exit(code)
             }
             pid => {
@@ -88,9 +89,35 @@ impl Guardian {
     }
 }
 
+/// How what is in a ledger is given back.
+pub trait GiveBack {
+    /// All of it.
+    fn give_back(&self, ledger: &Ledger);
+}
+
+/// Channels are let on, and channel groups have their slices back.
+impl GiveBack for Client {
+    fn give_back(&self, ledger: &Ledger) {
+        self.release(&ledger.entered());
+        for (pid, groups) in ledger.entered_groups() {
+            // A process that has gone needs no slices.
+            let _ = restore_slices(self, pid, &groups);
+        }
+    }
+}
+
+/// Processes are unlocked.
+impl GiveBack for Checkpoints {
+    fn give_back(&self, ledger: &Ledger) {
+        for pid in ledger.locked() {
+            // One that was not locked yet, or has gone, is refused.
+            let _ = self.unlock(pid);
+        }
+    }
+}
+
 fn guard(
-    gpu: u32,
-    rm: &dyn Fn() -> Result<Arc<dyn Rm>, String>,
+    way: impl FnOnce() -> Result<Box<dyn GiveBack>, String>,
     ledger: &Ledger,
     end: OwnedFd,
     ready: OwnedFd,
@@ -101,7 +128,7 @@ fn guard(
         unsafe { libc::signal(signal, libc::SIG_IGN) };
     }
     let mut ready = std::fs::File::from(ready);
-    let own = match rm().and_then(|rm| Client::open(rm, gpu).map_err(|e| e.to_string())) {
+    let own = match way() {
         Ok(own) => own,
         Err(why) => {
             let _ = ready.write_all(&[&[1], why.as_bytes()].concat());
@@ -129,11 +156,7 @@ fn guard(
             _ => break,
         }
     }
-    own.release(&ledger.entered());
-    for (pid, groups) in ledger.entered_groups() {
-        // A process that has gone needs no slices.
-        let _ = restore_slices(&own, pid, &groups);
-    }
+    own.give_back(ledger);
     0
 }
 

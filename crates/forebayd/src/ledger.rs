@@ -3,12 +3,12 @@
 //!
 //! Rules:
 //! 1. A channel is entered before anything is done to it, and struck out after it has been let on again, or has gone;
-//!    a channel group before its slice is changed, with the slice that it had.
+//!    a channel group before its slice is changed, with the slice that it had; a process before it is locked.
 //! 2. So what is not entered is not suspended; what is entered may be. To let a channel on that is on does nothing.
 //! 3. The service says at every turn of its loop that it lives ([`Ledger::beat`]).
 
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use forebay_rm::{ChannelGroup, Handle};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
@@ -17,6 +17,8 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 pub const MAX_CHANNELS: usize = 32_768;
 /// Most channel groups with changed slices.
 pub const MAX_GROUPS: usize = 8192;
+/// Most processes that are locked.
+pub const MAX_LOCKED: usize = 1024;
 
 #[repr(C)]
 struct Words {
@@ -25,6 +27,8 @@ struct Words {
     channels: [AtomicU64; MAX_CHANNELS],
     /// Client and group, then process and slice in µs, which are written first.
     groups: [[AtomicU64; 2]; MAX_GROUPS],
+    /// Processes; 0 is free.
+    locked: [AtomicU32; MAX_LOCKED],
 }
 
 /// The ledger; what is made from it by `fork` shares it.
@@ -136,9 +140,27 @@ impl Ledger {
         all
     }
 
+    /// Enters a process that is to be locked; false when there is no room.
+    #[must_use]
+    pub fn enter_locked(&self, pid: u32) -> bool {
+        let slot = self.words().locked.iter().find(|s| s.load(Ordering::Relaxed) == 0);
+        slot.inspect(|s| s.store(pid, Ordering::SeqCst)).is_some()
+    }
+
+    /// Strikes a process out.
+    pub fn strike_locked(&self, pid: u32) {
+        let of = self.words().locked.iter().filter(|s| s.load(Ordering::Relaxed) == pid);
+        of.for_each(|s| s.store(0, Ordering::SeqCst));
+    }
+
+    /// All processes that may be locked.
+    pub fn locked(&self) -> Vec<u32> {
+        self.words().locked.iter().map(|s| s.load(Ordering::SeqCst)).filter(|p| *p != 0).collect()
+    }
+
     /// Whether nothing is entered.
     pub fn is_empty(&self) -> bool {
-        self.entered().is_empty() && self.entered_groups().is_empty()
+        self.entered().is_empty() && self.entered_groups().is_empty() && self.locked().is_empty()
     }
 
     /// The service lives.
@@ -192,5 +214,17 @@ mod tests {
         let all: Vec<_> = (10..10 + MAX_GROUPS as u32).map(group).collect();
         assert!(!l.enter_groups(9, &all), "more than fits");
         assert_eq!(l.entered_groups().len(), 2);
+    }
+
+    #[test]
+    fn processes_that_are_locked_are_kept_until_they_are_struck_out() {
+        let l = Ledger::new().unwrap();
+        assert!(l.enter_locked(7) && l.enter_locked(8) && !l.is_empty());
+        l.strike_locked(7);
+        assert_eq!(l.locked(), [8]);
+        assert!((1..MAX_LOCKED as u32).all(|p| l.enter_locked(100 + p)));
+        assert!(!l.enter_locked(9), "more than fits");
+        l.strike_locked(8);
+        assert!(l.enter_locked(9) && !l.locked().contains(&8));
     }
 }

@@ -6,24 +6,22 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Instant;
 
 use forebay_policy::credit::{Order, TICK_NS};
 use forebay_proto::socket;
-use forebay_proto::wire::{self, MAX_REQUEST, Refusal, Reply, Source};
-use forebay_rm::{CONTROL_PATH, Client, Finder, Rm};
+use forebay_proto::wire::{self, MAX_REQUEST, Refusal, Reply};
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::fs::{FlockOperation, Mode};
 use rustix::io::Errno;
 use rustix::net::{SocketAddrUnix, SocketFlags, accept_with, bind, listen};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::accounts::LogMeter;
-use crate::agent::{Agent, Meter};
+use crate::agent::Agent;
 use crate::guardian::Guardian;
 use crate::mps::Mps;
 use crate::service::{Answer, Peer, REFRESH_NS, Service, SessionId};
+use crate::steer::{Processes, Way};
 use crate::system::{System, idle_ns, is_privileged};
 
 /// Connections that wait to be accepted.
@@ -97,8 +95,9 @@ enum Waits {
 
 /// A GPU that is steered.
 struct Steered {
-    rm: Arc<dyn Rm>,
-    finder: Finder,
+    number: u32,
+    /// Who is on it.
+    processes: Processes,
     guardian: Guardian,
 }
 
@@ -286,33 +285,28 @@ impl Server {
     /// Steers GPU number `gpu` from now on, while its guardian lives.
     ///
     /// # Errors
-    /// What the driver refused, its log of context switches included; too many devices.
-    pub fn steer(&mut self, gpu: u32, rm: Arc<dyn Rm>, guardian: Guardian) -> Result<(), Error> {
-        let failed = |what: &str, e: forebay_rm::Error| io(format!("GPU {gpu}{what}"))(std::io::Error::other(e));
-        let own = Arc::new(Client::open(rm.clone(), gpu).map_err(|e| failed("", e))?);
-        let log = LogMeter::open(own.clone());
-        let meter = Box::new(log.map_err(|e| {
-            failed(
-                " cannot be divided: without its log of context switches, which takes root, nobody's share is known",
-                e,
-            )
-        })?);
-        let agent = Agent::guarded(own, meter as Box<dyn Meter>, guardian.ledger.clone());
-        if self.service.add_gpu(&format!("gpu{gpu}"), agent, Source::Switches).is_none() {
-            return Err(io(format!("GPU {gpu}"))(std::io::Error::other("there are too many devices")));
+    /// What the driver refused, and that nobody says who uses the GPU; too many devices.
+    pub fn steer(&mut self, gpu: u32, way: Way, guardian: Guardian) -> Result<(), Error> {
+        let failed = |why: String| io(format!("GPU {gpu}"))(std::io::Error::other(why));
+        let means = way.open(gpu, guardian.ledger.clone()).map_err(failed)?;
+        means.without.iter().for_each(|why| self.say(format!("GPU {gpu}: {why}")));
+        let agent = Agent::by(means.reach, means.meter, means.period_ns);
+        if self.service.add_gpu(&format!("gpu{gpu}"), agent, (means.level, means.source)).is_none() {
+            return Err(failed("there are too many devices".into()));
         }
+        let processes = means.processes;
         let token = self.token(Waits::Guardian);
         self.add(guardian.alive(), token).map_err(io("watch the guardian"))?;
-        self.gpus.push(Steered { rm, finder: Finder::new(CONTROL_PATH), guardian });
+        self.gpus.push(Steered { number: gpu, processes, guardian });
         Ok(())
     }
 
     fn look_for_processes(&mut self) {
         for gpu in 0..self.gpus.len() {
-            let Steered { rm, finder, .. } = &mut self.gpus[gpu];
-            let wrong = match rm.processes(finder) {
+            let Steered { processes, number, .. } = &mut self.gpus[gpu];
+            let wrong = match processes() {
                 Ok(pids) => self.service.gpu_processes(gpu, &pids),
-                Err(e) => vec![format!("the processes on GPU {gpu} cannot be listed: {e}")],
+                Err(e) => vec![format!("the processes on GPU {number} cannot be listed: {e}")],
             };
             wrong.into_iter().for_each(|line| self.say(line));
         }

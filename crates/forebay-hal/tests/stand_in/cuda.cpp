@@ -736,7 +736,16 @@ static int step(int pid, int from, int to) {
   std::ofstream(state_file(pid)) << to;
   return OK;
 }
-API int cuCheckpointProcessLock(int pid, void*) { return step(pid, 0, 1); }
+// Where it is wanted, who is locked is stopped.
+static int stop(int pid, int status, int signal) {
+  if (!status && getenv("FOREBAY_STAND_IN_STOPS")) kill(pid, signal);
+  return status;
+}
+// Where it is wanted, a process with something that does not end is not locked.
+API int cuCheckpointProcessLock(int pid, void*) {
+  if (std::ifstream(state_file(pid) + ".long")) return 600;  // not ready
+  return stop(pid, step(pid, 0, 1), SIGSTOP);
+}
 API int cuCheckpointProcessCheckpoint(int pid, void*) {
   // A process with memory that cannot be moved.
   if (std::ifstream(state_file(pid) + ".shared")) return NOT_SUPPORTED;
@@ -746,7 +755,7 @@ API int cuCheckpointProcessRestore(int pid, void*) {
   if (std::ifstream(state_file(pid) + ".full")) return OUT_OF_MEMORY;
   return step(pid, 2, 1);
 }
-API int cuCheckpointProcessUnlock(int pid, void*) { return step(pid, 1, 0); }
+API int cuCheckpointProcessUnlock(int pid, void*) { return stop(pid, step(pid, 1, 0), SIGCONT); }
 
 API int nvrtcVersion(int* major, int* minor) { *major = 12; *minor = 0; return 0; }
 API int nvrtcCreateProgram(void** p, const char* source, const char*, int, const char* const*, const char* const*) {

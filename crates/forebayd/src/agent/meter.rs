@@ -2,11 +2,22 @@
 
 /// Where use is measured.
 pub trait Meter {
+    /// So much time has passed, and the process was on the GPU or kept off it.
+    fn passed(&mut self, pid: u32, on: bool, ns: u64) {
+        let _ = (pid, on, ns);
+    }
+
     /// Brings all of it up to this moment.
     fn refresh(&mut self) {}
 
     /// Time for which the process has used the GPU so far, ns; none when it is not known (any more).
     fn used_ns(&mut self, pid: u32) -> Option<u64>;
+
+    /// Whether what it has used lately is from samples, where its use is otherwise logged.
+    fn is_sampled(&self, pid: u32) -> bool {
+        let _ = pid;
+        false
+    }
 
     /// How often it has come onto the GPU; none where nobody counts that.
     fn switches(&self, pid: u32) -> Option<u64> {
@@ -38,12 +49,20 @@ pub trait Meter {
 }
 
 impl<M: Meter + ?Sized> Meter for Box<M> {
+    fn passed(&mut self, pid: u32, on: bool, ns: u64) {
+        (**self).passed(pid, on, ns);
+    }
+
     fn refresh(&mut self) {
         (**self).refresh();
     }
 
     fn used_ns(&mut self, pid: u32) -> Option<u64> {
         (**self).used_ns(pid)
+    }
+
+    fn is_sampled(&self, pid: u32) -> bool {
+        (**self).is_sampled(pid)
     }
 
     fn switches(&self, pid: u32) -> Option<u64> {

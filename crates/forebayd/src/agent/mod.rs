@@ -1,4 +1,5 @@
-//! Time division of one GPU: in a window its owner runs, and everybody else who would use it is suspended.
+//! Time division of one GPU: in a window its owner runs, and everybody else who would use it is suspended, by the driver's
+//! channels ([`Hardware`]) or its process lock ([`lock`]).
 //!
 //! Rules:
 //! 1. The policy ([`forebay_policy::share::Divider`]) says whose window is next; the agent makes it so: first the others
@@ -23,6 +24,9 @@
 //! 10. A process that has gone is forgotten at the next thing that is done to it. One that has made channel groups since it
 //!     was adopted is looked into again.
 
+mod grip;
+mod hardware;
+pub mod lock;
 mod meter;
 mod process;
 
@@ -32,10 +36,10 @@ use std::sync::Arc;
 use forebay_policy::share::{Class, Divider, Member, Refusal, WHOLE, Window, admit};
 use forebay_rm::{Client, Error};
 
+pub use self::grip::{Gone, Grip, Reach};
+pub use self::hardware::{Hardware, SHORT_SLICE_US};
 pub use self::meter::Meter;
 use self::process::Process;
-pub use self::process::SHORT_SLICE_US;
-use crate::ledger::Ledger;
 
 /// An owner that uses less of its window than this is idle.
 pub const IDLE_PERCENT: u64 = 5;
@@ -64,11 +68,13 @@ pub enum Refused {
     Policy(Refusal),
     /// The driver's.
     Driver(Error),
+    /// The process lock's.
+    Lock(String),
 }
 
 /// Divides one GPU.
 pub struct Agent<M> {
-    own: Arc<Client>,
+    reach: Box<dyn Reach>,
     meter: M,
     divider: Divider,
     processes: BTreeMap<u32, Process>,
@@ -80,8 +86,6 @@ pub struct Agent<M> {
     last_guest: u32,
     /// Whose windows the last ones were, and how long all of them together.
     alone: (u64, u64),
-    /// Where the guardian finds what may have to be given back.
-    ledger: Option<Arc<Ledger>>,
     /// Length of the windows, averaged: for the share that a process has had lately.
     passed_ns: u64,
 }
@@ -103,6 +107,8 @@ pub struct View {
     pub switches: Option<u64>,
     /// Whether it is off the GPU.
     pub off: bool,
+    /// Whether its use is from samples, where that of others is from a log.
+    pub sampled: bool,
 }
 
 /// How the policy sees a class: an interactive process without reserve is like others.
@@ -111,30 +117,25 @@ fn divided(class: Class, first: bool) -> Class {
 }
 
 impl<M: Meter> Agent<M> {
-    /// An agent without processes.
+    /// An agent without processes or guardian, by the driver's channels.
     pub fn new(own: Arc<Client>, meter: M) -> Self {
-        let divider = Divider::new(PERIOD_NS);
-        let processes = BTreeMap::new();
+        Self::by(Box::new(Hardware::new(own, None)), meter, PERIOD_NS)
+    }
+
+    /// An agent without processes that comes to them in this way, with rounds of windows of this length.
+    pub fn by(reach: Box<dyn Reach>, meter: M, period_ns: u64) -> Self {
         Agent {
-            own,
+            reach,
             meter,
-            divider,
-            processes,
+            divider: Divider::new(period_ns),
+            processes: BTreeMap::new(),
             window: None,
             burst: false,
             guest: None,
             last_guest: 0,
             alone: (0, 0),
-            ledger: None,
             passed_ns: 0,
         }
-    }
-
-    /// An agent whose guardian reads this ledger.
-    pub fn guarded(own: Arc<Client>, meter: M, ledger: Arc<Ledger>) -> Self {
-        let mut agent = Self::new(own, meter);
-        agent.ledger = Some(ledger);
-        agent
     }
 
     /// Whether a process may have this class.
@@ -154,7 +155,8 @@ impl<M: Meter> Agent<M> {
             let used = (p.average_ns * WHOLE).checked_div(self.passed_ns).unwrap_or(0).min(WHOLE);
             let (spent_ns, off_ns, off, switches) = (p.spent_ns, p.off_ns, p.is_off(), self.meter.switches(pid));
             let member = Member { class: p.class, ..member };
-            Some((pid, View { member, share, used, spent_ns, off_ns, switches, off }))
+            let sampled = self.meter.is_sampled(pid);
+            Some((pid, View { member, share, used, spent_ns, off_ns, switches, off, sampled }))
         })
     }
 
@@ -164,7 +166,7 @@ impl<M: Meter> Agent<M> {
     }
 
     fn clients(&self, but: Option<u32>) -> HashSet<forebay_rm::sys::RawHandle> {
-        self.processes.iter().filter(|(pid, _)| Some(**pid) != but).flat_map(|(_, p)| p.clients()).collect()
+        self.processes.iter().filter(|(pid, _)| Some(**pid) != but).flat_map(|(_, p)| p.grip.clients()).collect()
     }
 
     /// Takes a process in, or changes its class. It is let on the GPU, whatever state it was left in.
@@ -181,8 +183,9 @@ impl<M: Meter> Agent<M> {
         }
         let known = self.clients(None);
         self.divider.set(member).map_err(Refused::Policy)?;
-        match Process::find(&self.own, pid, &known, self.ledger.clone(), (class, nice)) {
-            Ok(mut p) => {
+        match self.reach.find(pid, &known) {
+            Ok(grip) => {
+                let mut p = Process::new(grip, (class, nice));
                 self.meter.refresh();
                 p.used_ns = self.meter.used_ns(pid).unwrap_or(0);
                 p.spent_ns = p.used_ns;
@@ -249,14 +252,14 @@ impl<M: Meter> Agent<M> {
         };
         let mut gone = Vec::new();
         for (&pid, p) in self.processes.iter_mut() {
-            if stays_off(pid, p) && p.suspend(&self.own).is_err() {
+            if stays_off(pid, p) && p.grip.suspend().is_err() {
                 gone.push(pid);
             }
         }
         for (&pid, p) in self.processes.iter_mut() {
             if !stays_off(pid, p) {
-                p.shorten(&self.own, short && !first(p));
-                if p.resume().is_err() {
+                p.grip.shorten(short && !first(p));
+                if p.grip.resume().is_err() {
                     gone.push(pid);
                 }
             }
@@ -273,6 +276,9 @@ impl<M: Meter> Agent<M> {
         let same = owner.is_some_and(|w| w.owner == self.alone.0);
         self.alone = (owner.map_or(0, |w| w.owner), if same { self.alone.1 + passed_ns } else { passed_ns });
         self.passed_ns = self.passed_ns - self.passed_ns / AVERAGE + passed_ns;
+        for (&pid, p) in &self.processes {
+            self.meter.passed(pid, !p.is_off(), passed_ns);
+        }
         self.meter.refresh();
         let first = |id: u64| {
             let p = self.processes.get(&(id as u32));
@@ -326,7 +332,10 @@ impl<M: Meter> Agent<M> {
         for pid in more {
             let (contexts, known) = (self.meter.contexts(pid), self.clients(Some(pid)));
             let p = self.processes.get_mut(&pid);
-            if p.is_some_and(|p| !p.look_again(&self.own, contexts, &known)) {
+            if p.is_some_and(|p| {
+                p.contexts = contexts;
+                !p.grip.look_again(&known)
+            }) {
                 // Adopted anew at the next look, if it is still there.
                 self.forget(pid);
             }

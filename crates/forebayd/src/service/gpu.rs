@@ -24,13 +24,18 @@ pub(super) struct Gpu {
 }
 
 impl<W: World> Service<W> {
-    /// Adds a GPU; its number, or none when there are too many devices.
-    pub fn add_gpu(&mut self, name: &str, agent: Agent<Box<dyn Meter>>, source: Source) -> Option<usize> {
+    /// Adds a GPU that is divided by these means; its number, or none when there are too many devices.
+    pub fn add_gpu(
+        &mut self,
+        name: &str,
+        agent: Agent<Box<dyn Meter>>,
+        (level, source): (Level, Source),
+    ) -> Option<usize> {
         let index = self.devices.len() + self.gpus.len();
         if index >= MAX_DEVICES {
             return None;
         }
-        let about = wire::Device { name: wire::short_name(name), index: index as u8, units: 1, level: Level::Hardware };
+        let about = wire::Device { name: wire::short_name(name), index: index as u8, units: 1, level };
         self.gpus.push(Gpu { about, agent, source, window: (self.now_ns, self.now_ns), refused: BTreeSet::new() });
         Some(self.gpus.len() - 1)
     }
@@ -55,6 +60,7 @@ impl<W: World> Service<W> {
                 Err(Refused::Driver(forebay_rm::Error::NoChannels { .. })) => continue,
                 Err(Refused::Driver(e)) => e.to_string(),
                 Err(Refused::Policy(e)) => refusal(&g.about.name, e).to_string(),
+                Err(Refused::Lock(why)) => why,
                 Err(Refused::Ledger) => "the guardian's ledger is full".into(),
             };
             if g.refused.insert(pid) {

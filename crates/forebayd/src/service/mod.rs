@@ -602,7 +602,7 @@ impl<W: World> Service<W> {
                 share: v.share,
                 used: v.used,
                 spent_ns: v.spent_ns,
-                source: g.source,
+                source: if v.sampled { Source::Nvml } else { g.source },
                 switches: v.switches,
                 off_ns: Some(v.off_ns),
                 level: g.about.level,

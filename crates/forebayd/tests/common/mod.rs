@@ -18,12 +18,18 @@ pub struct Service {
     pub dir: PathBuf,
     child: Child,
     arguments: Vec<String>,
+    environment: Vec<(&'static str, PathBuf)>,
     /// One service at a time: another one's programs would not keep to this one's shares.
     _turn: MutexGuard<'static, ()>,
 }
 
 impl Service {
     pub fn start(arguments: &[&str]) -> Self {
+        Self::start_in(arguments, Vec::new())
+    }
+
+    /// With these variables, too.
+    pub fn start_in(arguments: &[&str], environment: Vec<(&'static str, PathBuf)>) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         static TURN: Mutex<()> = Mutex::new(());
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -31,13 +37,14 @@ impl Service {
         let dir = std::env::temp_dir().join(format!("forebayd-test-{}-{n}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let arguments: Vec<String> = arguments.iter().map(|a| (*a).to_owned()).collect();
-        let child = Self::spawn(&dir, &arguments);
-        Service { dir, child, arguments, _turn: turn }
+        let child = Self::spawn(&dir, &arguments, &environment);
+        Service { dir, child, arguments, environment, _turn: turn }
     }
 
-    fn spawn(dir: &std::path::Path, arguments: &[String]) -> Child {
+    fn spawn(dir: &std::path::Path, arguments: &[String], environment: &[(&str, PathBuf)]) -> Child {
         let mut c = Command::new(env!("CARGO_BIN_EXE_forebayd"));
         c.arg("--socket").arg(dir.join("socket")).args(arguments).stderr(Stdio::piped());
+        c.envs(environment.iter().map(|(k, v)| (*k, v)));
         let mut child = c.spawn().unwrap();
         let mut err = std::io::BufReader::new(child.stderr.take().unwrap());
         let mut said = String::new();
@@ -74,7 +81,7 @@ impl Service {
     }
 
     pub fn restart(&mut self) {
-        self.child = Self::spawn(&self.dir, &self.arguments);
+        self.child = Self::spawn(&self.dir, &self.arguments, &self.environment);
     }
 
     pub fn set(&self, pid: u32, class: Class) {

@@ -1,0 +1,57 @@
+//! How a process is taken off a GPU and let on again, whatever the means.
+
+use std::collections::HashSet;
+
+use forebay_rm::sys::RawHandle;
+
+use super::Refused;
+
+/// The process has gone.
+#[derive(Debug)]
+pub struct Gone;
+
+/// The way to the processes on a GPU.
+pub trait Reach {
+    /// Looks into a process and lets it on the GPU, as it is by itself, whatever state it was left in. `known` are others'
+    /// clients, which it cannot have.
+    ///
+    /// # Errors
+    /// [`Refused`]; the process is as it was then.
+    fn find(&self, pid: u32, known: &HashSet<RawHandle>) -> Result<Box<dyn Grip>, Refused>;
+}
+
+/// A process in the agent's hands. Dropping it lets the process on, as it is by itself.
+pub trait Grip {
+    /// Whether it is off the GPU by our doing.
+    fn is_off(&self) -> bool;
+
+    /// Takes it off the GPU, if it is on it. One that cannot be taken off in time stays on it.
+    ///
+    /// # Errors
+    /// It has gone.
+    fn suspend(&mut self) -> Result<(), Gone>;
+
+    /// Lets it on the GPU, if it is off it.
+    ///
+    /// # Errors
+    /// It has gone.
+    fn resume(&mut self) -> Result<(), Gone>;
+
+    /// Makes its slices short, or gives it its own back. Where they cannot be changed they stay as they are.
+    fn shorten(&mut self, short: bool) {
+        let _ = short;
+    }
+
+    /// Its clients of the driver, where they are known.
+    fn clients(&self) -> Vec<RawHandle> {
+        Vec::new()
+    }
+
+    /// More of it has been on the GPU than when it was looked into: once again. False when it cannot be steered any more:
+    /// it is on the GPU then, and nothing of it in the ledger.
+    #[must_use]
+    fn look_again(&mut self, known: &HashSet<RawHandle>) -> bool {
+        let _ = known;
+        true
+    }
+}

@@ -1,0 +1,58 @@
+//! NVML as the service asks it: who is on a GPU, and how busy each is.
+
+use std::rc::Rc;
+
+use nvml_wrapper::Nvml;
+use nvml_wrapper::error::NvmlError;
+
+use crate::samples::{Sample, Samples};
+
+/// A GPU by its number (N of `/dev/nvidiaN`).
+#[derive(Clone)]
+pub struct Gpu {
+    nvml: Rc<Nvml>,
+    index: u32,
+}
+
+impl Gpu {
+    /// Opens NVML and finds the GPU.
+    ///
+    /// # Errors
+    /// That the library or the GPU is not there.
+    pub fn open(minor: u32) -> Result<Self, String> {
+        let nvml = Nvml::init().map_err(|e| format!("NVML: {e}"))?;
+        let of = |i| nvml.device_by_index(i).and_then(|d| d.minor_number());
+        let index = (0..nvml.device_count().unwrap_or(0)).find(|&i| of(i).is_ok_and(|m| m == minor));
+        let index = index.ok_or_else(|| format!("NVML knows no GPU {minor}"))?;
+        Ok(Gpu { nvml: Rc::new(nvml), index })
+    }
+
+    /// Processes that have a context on it.
+    ///
+    /// # Errors
+    /// What NVML says.
+    pub fn processes(&self) -> Result<Vec<u32>, String> {
+        let on = self.nvml.device_by_index(self.index).and_then(|d| d.running_compute_processes());
+        on.map(|all| all.into_iter().map(|p| p.pid).collect()).map_err(|e| format!("NVML: {e}"))
+    }
+}
+
+impl Samples for Gpu {
+    fn since(&mut self, since_us: u64) -> Result<Vec<Sample>, String> {
+        let said = self.nvml.device_by_index(self.index).and_then(|d| d.process_utilization_stats(since_us));
+        match said {
+            Ok(all) => {
+                let sample = |s: nvml_wrapper::struct_wrappers::device::ProcessUtilizationSample| Sample {
+                    pid: s.pid,
+                    at_us: s.timestamp,
+                    percent: s.sm_util,
+                };
+                // Rows that it has not filled have no process.
+                Ok(all.into_iter().map(sample).filter(|s| s.pid != 0).collect())
+            }
+            // Nothing new; or more than there were a moment ago, which the next look will find.
+            Err(NvmlError::NotFound | NvmlError::InsufficientSize(_)) => Ok(Vec::new()),
+            Err(e) => Err(format!("NVML: {e}")),
+        }
+    }
+}

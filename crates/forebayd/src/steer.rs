@@ -1,0 +1,88 @@
+//! How a GPU is steered: what takes processes off it, what says who used it, and who is on it.
+
+use std::sync::Arc;
+
+use forebay_hal::cuda::checkpoint::Checkpoints;
+use forebay_proto::wire::{Level, Source};
+use forebay_rm::{CONTROL_PATH, Client, Finder, Rm};
+
+use crate::accounts::LogMeter;
+use crate::agent::lock::{self, Locks};
+use crate::agent::{Hardware, Meter, PERIOD_NS, Reach};
+use crate::filled::Filled;
+use crate::ledger::Ledger;
+use crate::nvml;
+use crate::samples::SampleMeter;
+
+/// How a GPU's processes are steered.
+pub enum Way {
+    /// By the driver's channels; whether NVML is asked for what the driver's log does not tell.
+    Hardware(Arc<dyn Rm>, bool),
+    /// By the CUDA driver's process lock.
+    Lock,
+}
+
+/// Who is on a GPU, as far as can be seen.
+pub type Processes = Box<dyn FnMut() -> Result<Vec<u32>, String>>;
+
+/// What it takes to steer a GPU.
+pub(crate) struct Means {
+    pub(crate) reach: Box<dyn Reach>,
+    pub(crate) meter: Box<dyn Meter>,
+    /// Length of a round of windows.
+    pub(crate) period_ns: u64,
+    pub(crate) level: Level,
+    pub(crate) source: Source,
+    pub(crate) processes: Processes,
+    /// What is not as it should be, though it goes without.
+    pub(crate) without: Option<String>,
+}
+
+impl Way {
+    /// Opens what it takes for GPU number `gpu`.
+    ///
+    /// # Errors
+    /// What the driver refused, or that nobody says who uses the GPU.
+    pub(crate) fn open(self, gpu: u32, ledger: Arc<Ledger>) -> Result<Means, String> {
+        match self {
+            Way::Hardware(rm, nvml) => by_channels(gpu, rm, nvml, ledger),
+            Way::Lock => by_lock(gpu, ledger),
+        }
+    }
+}
+
+fn by_channels(gpu: u32, rm: Arc<dyn Rm>, nvml: bool, ledger: Arc<Ledger>) -> Result<Means, String> {
+    let own = Arc::new(Client::open(rm.clone(), gpu).map_err(|e| e.to_string())?);
+    let samples = if nvml { nvml::Gpu::open(gpu) } else { Err("NVML is not asked".into()) };
+    let (meter, source, without): (Box<dyn Meter>, _, _) = match (LogMeter::open(own.clone()), samples) {
+        (Ok(log), Ok(s)) => (Box::new(Filled::new(log, SampleMeter::new(s))), Source::Switches, None),
+        // Who is alone on the GPU counts as using it, then.
+        (Ok(log), Err(_)) => (Box::new(log), Source::Switches, None),
+        (Err(e), samples) => {
+            let why = format!("its log of context switches, which takes root, is not to be had: {e}");
+            let none = |no| format!("it cannot be divided where nobody's use is known: {why}; {no}");
+            let samples = samples.map_err(none)?;
+            let without = format!("{why}; NVML's samples are used instead");
+            (Box::new(SampleMeter::new(samples)), Source::Nvml, Some(without))
+        }
+    };
+    let mut finder = Finder::new(CONTROL_PATH);
+    let processes = Box::new(move || rm.processes(&mut finder).map_err(|e| e.to_string()));
+    let reach = Box::new(Hardware::new(own, Some(ledger)));
+    Ok(Means { reach, meter, period_ns: PERIOD_NS, level: Level::Hardware, source, processes, without })
+}
+
+fn by_lock(gpu: u32, ledger: Arc<Ledger>) -> Result<Means, String> {
+    let driver = Arc::new(Checkpoints::open().map_err(|e| e.to_string())?);
+    let samples = nvml::Gpu::open(gpu)?;
+    let on = samples.clone();
+    Ok(Means {
+        reach: Box::new(Locks::new(driver, ledger)),
+        meter: Box::new(SampleMeter::new(samples)),
+        period_ns: lock::PERIOD_NS,
+        level: Level::Lock,
+        source: Source::Nvml,
+        processes: Box::new(move || on.processes()),
+        without: None,
+    })
+}

@@ -1,0 +1,236 @@
+//! A GPU divided by the CUDA driver's process lock, on stand-ins for the driver and NVML: who is locked is stopped, and who
+//! uses the processor uses the GPU. Processes, the service, its guardian and their ends are real.
+
+mod common;
+#[path = "../../forebay-hal/tests/stand_in/mod.rs"]
+mod stand_in;
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use common::{Program, Service, until};
+use forebay_proto::wire::{Class, Level, Request, Source};
+use forebay_rm::fake::Load;
+
+/// Programs on the one GPU of a machine, and a service.
+struct Machine {
+    libraries: PathBuf,
+    states: PathBuf,
+    programs: Vec<Program>,
+    /// One at a time: they share the processor.
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Machine {
+    /// None without a compiler for the stand-ins.
+    fn new(name: &str) -> Option<Self> {
+        static TURN: Mutex<()> = Mutex::new(());
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let libraries = stand_in::build()?.to_owned();
+        let source = libraries.join("nvml.c");
+        std::fs::write(&source, include_str!("common/nvml.c")).unwrap();
+        // nvml-wrapper's name for it.
+        let library = libraries.join(format!("{name}.so"));
+        let built = Command::new("gcc").args(["-O1", "-shared", "-fPIC", "-o"]).arg(&library).arg(&source).status();
+        assert!(built.unwrap().success(), "NVML's stand-in does not compile");
+        std::fs::rename(library, libraries.join("libnvidia-ml.so.1")).unwrap();
+        let states = std::env::temp_dir().join(format!("forebay-lock-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&states).unwrap();
+        Some(Machine { libraries, states, programs: Vec::new(), _turn: turn })
+    }
+
+    fn state(&self, pid: u32) -> PathBuf {
+        self.states.join(pid.to_string())
+    }
+
+    /// A program that is on the GPU and does this in a shell.
+    fn program(&mut self, does: &str) -> u32 {
+        let child = Command::new("/bin/sh").args(["-c", does]).spawn().unwrap();
+        let pid = child.id();
+        self.programs.push(Program(child));
+        std::fs::write(self.state(pid), "0").unwrap();
+        pid
+    }
+
+    fn service(&self, more: &[&str]) -> Service {
+        let environment = vec![
+            ("LD_LIBRARY_PATH", self.libraries.clone()),
+            ("FOREBAY_STAND_IN_STATES", self.states.clone()),
+            ("FOREBAY_STAND_IN_STOPS", "1".into()),
+        ];
+        Service::start_in(&[&["--gpu", "0"], more].concat(), environment)
+    }
+
+    fn is_locked(&self, pid: u32) -> bool {
+        std::fs::read_to_string(self.state(pid)).unwrap() == "1"
+    }
+
+    fn is_stopped(pid: u32) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        stat.rsplit(')').next().unwrap().trim_start().starts_with('T')
+    }
+
+    /// Percent of the processor time of all programs.
+    fn shares(&self, of: Duration) -> Vec<f64> {
+        let cpu = || self.programs.iter().map(Program::cpu).collect::<Vec<_>>();
+        let before = cpu();
+        std::thread::sleep(of);
+        let used: Vec<f64> = cpu().iter().zip(before).map(|(a, b)| (*a - b).as_secs_f64()).collect();
+        let all: f64 = used.iter().sum();
+        used.iter().map(|u| 100.0 * u / all).collect()
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.states);
+    }
+}
+
+const BUSY: &str = "while :; do :; done";
+
+fn known(s: &Service, pids: &[u32]) -> bool {
+    pids.iter().all(|p| s.process(*p).is_some_and(|p| p.level == Level::Lock))
+}
+
+#[test]
+fn programs_get_their_shares_and_who_does_nothing_leaves_its_time_to_others() {
+    let Some(mut m) = Machine::new("shares") else { return };
+    let pids = [m.program(BUSY), m.program(BUSY), m.program("sleep 600")];
+    // There is no NVIDIA driver here, so that is the way that is left.
+    let s = m.service(&[]);
+    until("all are found", || known(&s, &pids));
+    s.set(pids[0], Class::Custom(600_000));
+    s.set(pids[1], Class::Custom(200_000));
+    s.set(pids[2], Class::Custom(200_000));
+    // Until the third one has been silent for long enough.
+    std::thread::sleep(Duration::from_secs(3));
+    let got = m.shares(Duration::from_secs(5));
+    assert!((got[0] - 75.0).abs() < 5.0, "{got:?}, where 75:25 were theirs");
+    let p = s.process(pids[0]).unwrap();
+    assert_eq!((p.source, p.level), (Source::Nvml, Level::Lock));
+    assert!((650_000..=850_000).contains(&p.used), "{p:?}");
+    assert!(!m.is_locked(pids[2]), "who is idle stays on the GPU");
+    // Suspended and resumed.
+    s.set(pids[0], Class::Suspended);
+    until("it is stopped", || Machine::is_stopped(pids[0]) && m.is_locked(pids[0]));
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(m.shares(Duration::from_secs(1))[0] < 1.0);
+    s.connect().ask(&Request::Resume { pid: pids[0] }).unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(m.shares(Duration::from_secs(4))[0] > 60.0);
+}
+
+#[test]
+fn who_cannot_be_locked_goes_on_and_who_was_moved_away_is_left_alone() {
+    let Some(mut m) = Machine::new("refused") else { return };
+    let pids = [m.program(BUSY), m.program(BUSY)];
+    let away = m.program("sleep 600");
+    std::fs::write(m.state(away), "2").unwrap();
+    // A kernel that does not end.
+    std::fs::write(m.states.join(format!("{}.long", pids[0])), "").unwrap();
+    // One that was left locked by somebody.
+    std::fs::write(m.state(pids[1]), "1").unwrap();
+    let s = m.service(&["--level", "lock"]);
+    until("both are found", || known(&s, &pids));
+    until("one is locked at times", || m.is_locked(pids[1]));
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(1) {
+        assert!(!Machine::is_stopped(pids[0]));
+    }
+    assert!(known(&s, &pids), "it was forgotten");
+    assert_eq!(std::fs::read_to_string(m.state(away)).unwrap(), "2");
+    assert!(!known(&s, &[away]));
+    // It ends in the middle of things.
+    drop(m.programs.remove(1));
+    std::fs::remove_file(m.state(pids[1])).unwrap();
+    until("it is forgotten", || !known(&s, &pids[1..]));
+    assert!(known(&s, &pids[..1]));
+}
+
+#[test]
+fn killed_the_service_leaves_nobody_locked() {
+    let Some(mut m) = Machine::new("killed") else { return };
+    let pids = [m.program(BUSY), m.program(BUSY), m.program(BUSY)];
+    let mut s = m.service(&["--level", "lock"]);
+    until("all are found", || known(&s, &pids));
+    s.set(pids[2], Class::Suspended);
+    let locked = |m: &Machine| pids.iter().filter(|p| m.is_locked(**p)).count();
+    let mut somebody = 0;
+    for round in 0..5 {
+        until("two are locked", || locked(&m) == 2);
+        somebody += 1;
+        s.kill();
+        let begun = Instant::now();
+        until("nobody is locked", || locked(&m) == 0 && !pids.iter().any(|p| Machine::is_stopped(*p)));
+        assert!(begun.elapsed() < Duration::from_millis(100), "round {round}: {:?}", begun.elapsed());
+        s.restart();
+        until("all are found again", || known(&s, &pids));
+    }
+    assert_eq!(somebody, 5);
+    // An orderly end, too.
+    until("two are locked", || locked(&m) == 2);
+    rustix::process::kill_process(
+        rustix::process::Pid::from_raw(s.pid() as i32).unwrap(),
+        rustix::process::Signal::TERM,
+    )
+    .unwrap();
+    until("nobody is locked", || locked(&m) == 0);
+}
+
+/// The driver has channels that can be steered, as the fake of it says, and NVML answers as above.
+#[test]
+fn nvml_fills_what_the_log_does_not_tell() {
+    let Some(mut m) = Machine::new("filled") else { return };
+    let gpu = common::machine::Machine::new("filled");
+    let path = gpu.path.to_str().unwrap().to_owned();
+    let pids = [m.program(BUSY), m.program("sleep 600")];
+    // To the log they are the same: both have something on the GPU all the time.
+    pids.iter().for_each(|p| gpu.rm.start(*p, 1, 1, Load::saturating(1000)));
+    let known = |s: &Service, source| {
+        pids.iter().all(|p| s.process(*p).is_some_and(|p| p.level == Level::Hardware && p.source == source))
+    };
+    // Without the log there is nothing else.
+    gpu.rm.refuse_log(Some(0x1B));
+    let s = m.service(&["--fake-rm", &path, "--nvml"]);
+    until("both are found", || known(&s, Source::Nvml));
+    s.set(pids[0], Class::Custom(500_000));
+    std::thread::sleep(Duration::from_secs(3));
+    let [busy, idle] = pids.map(|p| s.process(p).unwrap());
+    assert!(busy.used > 800_000 && idle.used < 100_000 && !idle.active, "{busy:?} {idle:?}");
+    drop(s);
+    // With it, whoever holds the GPU alone does what NVML says.
+    gpu.rm.refuse_log(None);
+    let s = m.service(&["--fake-rm", &path, "--nvml"]);
+    until("both are found", || known(&s, Source::Switches));
+    s.set(pids[0], Class::Suspended);
+    until("the idle one's use is sampled", || s.process(pids[1]).is_some_and(|p| p.source == Source::Nvml));
+    until("it is known to be idle", || s.process(pids[1]).is_some_and(|p| p.used < 100_000));
+}
+
+#[test]
+fn without_nvml_or_a_driver_the_service_says_why() {
+    let dir = std::env::temp_dir().join(format!("forebay-no-lock-{}", std::process::id()));
+    let start = |level: &str, libraries: Option<&PathBuf>| {
+        let mut c = Command::new(env!("CARGO_BIN_EXE_forebayd"));
+        c.arg("--socket").arg(dir.join("socket")).args(["--gpu", "0", "--level", level]);
+        if let Some(l) = libraries {
+            c.env("LD_LIBRARY_PATH", l).env("FOREBAY_STAND_IN_STATES", &dir);
+        }
+        let out = c.output().unwrap();
+        assert!(!out.status.success());
+        String::from_utf8_lossy(&out.stderr).into_owned()
+    };
+    if std::path::Path::new("/dev/nvidiactl").exists() {
+        eprintln!("skipped: there is a GPU");
+        return;
+    }
+    let said = start("auto", None);
+    assert!(
+        said.contains("channels cannot be steered") && said.contains("nor the CUDA driver's process lock"),
+        "{said}"
+    );
+    let _ = std::fs::remove_dir_all(dir);
+}
