@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use forebay_policy::share::Class;
-use forebay_rm::Client;
 use forebay_rm::fake::{FakeRm, Load};
+use forebay_rm::{Client, Target};
 use forebayd::accounts::LogMeter;
-use forebayd::agent::{Agent, BURST_WINDOW_NS};
+use forebayd::agent::{Agent, BURST_WINDOW_NS, LET_ON_NS};
 
 /// Lets `us` pass in the agent's windows; the longest of them, ns.
 fn pass(rm: &FakeRm, agent: &mut Agent<LogMeter>, us: u64) -> u64 {
@@ -48,4 +48,27 @@ fn one_that_comes_back_at_once_has_the_gpu_to_itself_while_its_reserve_lasts_and
     pass(&rm, &mut agent, 10_000_000);
     let had = [0, 1].map(|i| rm.gpu_time([10, 20][i]).unwrap() - had[i]);
     assert!(had.iter().all(|us| *us > 2_500_000), "{had:?} µs of 10 s");
+}
+
+#[test]
+fn whom_somebody_else_has_suspended_is_let_on_again_and_whom_we_have_is_not() {
+    let rm = FakeRm::default();
+    for pid in [10, 20] {
+        rm.start(pid, 1, 1, Load::saturating(1000));
+    }
+    let own = Arc::new(Client::open(Arc::new(rm.clone()), 0).unwrap());
+    let mut agent = Agent::new(own.clone(), LogMeter::open(own).unwrap());
+    agent.adopt(10, Class::Normal, 0).unwrap();
+    agent.adopt(20, Class::Suspended, 0).unwrap();
+    pass(&rm, &mut agent, 500_000);
+    // Somebody with a client of their own, who does not come back for it.
+    let other = Arc::new(Client::open(Arc::new(rm.clone()), 0).unwrap());
+    std::mem::forget(Target::find(&other, 10, &Default::default()).unwrap().suspend(&other).unwrap());
+    assert!(rm.is_suspended(10));
+    pass(&rm, &mut agent, LET_ON_NS / 1000 + 500_000);
+    let before = [10, 20].map(|p| rm.gpu_time(p).unwrap());
+    assert!(!rm.is_suspended(10) && rm.is_suspended(20));
+    pass(&rm, &mut agent, 1_000_000);
+    let had = [0, 1].map(|i| rm.gpu_time([10, 20][i]).unwrap() - before[i]);
+    assert!(had[0] > 900_000 && had[1] == 0, "{had:?} µs of 1 s");
 }

@@ -37,6 +37,9 @@ pub trait Grip {
     /// It has gone.
     fn resume(&mut self) -> Result<(), Gone>;
 
+    /// Somebody else may have taken it off the GPU, which cannot be seen: lets it on, if it is not off by our doing.
+    fn let_on(&mut self) {}
+
     /// Makes its slices short, or gives it its own back. Where they cannot be changed they stay as they are.
     fn shorten(&mut self, short: bool) {
         let _ = short;

@@ -64,6 +64,13 @@ impl Grip for Process {
         self.off.take().map_or(Ok(()), Suspension::resume).map_err(|_| Gone)
     }
 
+    fn let_on(&mut self) {
+        if self.off.is_none() {
+            // One that has gone is noticed at the next thing that is done to it.
+            let _ = self.target.release(&self.own);
+        }
+    }
+
     fn shorten(&mut self, short: bool) {
         if short == self.short.is_some() {
             return;

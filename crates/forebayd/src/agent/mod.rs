@@ -21,7 +21,9 @@
 //!    back from that. The guest is not charged.
 //! 9. What the agent took is given back when it is dropped; when it is killed instead, its guardian does so, and the next
 //!    one lets everybody on that it adopts ([`Agent::adopt`]).
-//! 10. A process that has gone is forgotten at the next thing that is done to it. One that has made channel groups since it
+//! 10. Who should be on the GPU is let on every [`LET_ON_NS`], whoever took it off: on drivers of today anybody with access to
+//!     the device can suspend others.
+//! 11. A process that has gone is forgotten at the next thing that is done to it. One that has made channel groups since it
 //!     was adopted is looked into again.
 
 mod grip;
@@ -59,6 +61,9 @@ pub const ALONE_NS: u64 = 150_000_000;
 /// Then somebody is beside it for so long: more than two turns of each.
 pub const GUEST_NS: u64 = 5_000_000;
 
+/// Between two times that everybody who should be on the GPU is let on.
+pub const LET_ON_NS: u64 = 5_000_000_000;
+
 /// Why a process was not adopted.
 #[derive(Debug)]
 pub enum Refused {
@@ -86,6 +91,8 @@ pub struct Agent<M> {
     last_guest: u32,
     /// Whose windows the last ones were, and how long all of them together.
     alone: (u64, u64),
+    /// Time since everybody was let on.
+    since_let_on_ns: u64,
     /// Length of the windows, averaged: for the share that a process has had lately.
     passed_ns: u64,
 }
@@ -134,6 +141,7 @@ impl<M: Meter> Agent<M> {
             guest: None,
             last_guest: 0,
             alone: (0, 0),
+            since_let_on_ns: 0,
             passed_ns: 0,
         }
     }
@@ -276,6 +284,11 @@ impl<M: Meter> Agent<M> {
         let same = owner.is_some_and(|w| w.owner == self.alone.0);
         self.alone = (owner.map_or(0, |w| w.owner), if same { self.alone.1 + passed_ns } else { passed_ns });
         self.passed_ns = self.passed_ns - self.passed_ns / AVERAGE + passed_ns;
+        self.since_let_on_ns += passed_ns;
+        if self.since_let_on_ns >= LET_ON_NS {
+            self.since_let_on_ns = 0;
+            self.processes.values_mut().for_each(|p| p.grip.let_on());
+        }
         for (&pid, p) in &self.processes {
             self.meter.passed(pid, !p.is_off(), passed_ns);
         }
