@@ -8,8 +8,9 @@ use forebay_policy::{Counts, MAX_PLACED};
 use forebay_proto::client::Account;
 
 use super::cores::Cores;
+use super::fixed;
 use super::load::{Load, standing};
-use super::model::{Model, Prediction, Sample, position};
+use super::model::{Model, Sample, position};
 use super::stability::Stability;
 use super::store::{Key, Models};
 use crate::transfer::{Engine, Host};
@@ -84,8 +85,8 @@ pub(crate) struct Adapt {
     at: Situation,
     /// What may be spent on measuring, ns.
     budget: f64,
-    /// What was predicted for each device, with copies, under the load of that moment; where it was worth something.
-    predicted: [Option<f64>; MAX_PLACED],
+    /// What was predicted for each device, with copies, under the load of that moment; infinite where it is worth nothing.
+    predicted: [f64; MAX_PLACED],
     /// Predictions that came to be, and the sum of how far they were off, as parts of what it took.
     errors: (u64, f64),
     /// When a model was written down last.
@@ -110,7 +111,7 @@ impl Adapt {
             cores,
             at: Situation::default(),
             budget: 0.0,
-            predicted: [None; MAX_PLACED],
+            predicted: [f64::INFINITY; MAX_PLACED],
             errors: (0, 0.0),
             written: Instant::now(),
             shares: [1.0; MAX_PLACED],
@@ -143,11 +144,12 @@ impl Adapt {
         self.stability.iter().map(Stability::moves).sum()
     }
 
-    /// What is available of a device for this task; while it runs there it is counted as busy itself.
-    fn share(&self, c: &Choice, runs: bool, account: &dyn Fn(usize) -> Option<Arc<Account>>) -> f64 {
+    /// What is available of a device for this task, beside so many threads.
+    #[inline]
+    fn share(&self, c: &Choice, busy: f64, account: &dyn Fn(usize) -> Option<Arc<Account>>) -> f64 {
         let account = account(c.device);
         match c.width {
-            Some(width) => self.load.cpu(&self.cores, width, if runs { width } else { 0 }, account.as_deref()),
+            Some(width) => Load::part(&self.cores, width, busy, account.as_deref()),
             None => account.map_or(1.0, |a| standing(&a)),
         }
     }
@@ -161,40 +163,44 @@ impl Adapt {
         account: &dyn Fn(usize) -> Option<Arc<Account>>,
     ) -> Counts {
         self.at = at;
-        let mut predicted = [None; MAX_PLACED];
+        let mut predicted = [f64::INFINITY; MAX_PLACED];
         let mut unknown = [false; MAX_PLACED];
-        let mut natural = (f64::INFINITY, 0);
-        let position = position(at.size);
+        let (mut natural, mut best) = ((f64::INFINITY, 0), f64::INFINITY);
+        let tables = fixed::tables();
+        let position = position(at.size, tables);
+        let busy = self.load.threads(0);
         for c in self.choices.iter().filter(|c| c.refused.is_none()) {
-            let share = self.share(c, false, account);
+            let share = self.share(c, busy, account);
             self.shares[c.device] = share;
-            let (told, known) = c.model.look(position, at.hint);
+            let (told, known) = c.model.look(position, at.hint, tables);
             unknown[c.device] = !known;
             let copies = at.copies_ns[c.device] as f64;
-            predicted[c.device] = told.map(|p| Prediction { ns: copies + p.ns * c.slowed(share), ..p });
-            if let Some(p) = told.filter(|p| copies + p.ns < natural.0) {
-                natural = (copies + p.ns, c.device);
+            let ns = copies + told * c.slowed(share);
+            predicted[c.device] = ns;
+            best = if ns < best { ns } else { best };
+            if copies + told < natural.0 {
+                natural = (copies + told, c.device);
             }
         }
-        let best = predicted.iter().flatten().map(|p| p.ns).fold(f64::INFINITY, f64::min);
         // What moving costs is staked: the dearest way to where the data is not.
         let stake = self.choices.iter().map(|c| at.copies_ns[c.device]).max().unwrap_or(0);
-        self.predicted = [None; MAX_PLACED];
+        self.predicted = [f64::INFINITY; MAX_PLACED];
         let stability = &mut self.stability[natural.1];
         let mut counts = stability.weigh(now_ns, &predicted[..self.devices], stake);
         for c in self.choices.iter().filter(|c| c.refused.is_none()) {
-            let Some(p) = predicted[c.device] else {
+            let ns = predicted[c.device];
+            if ns == f64::INFINITY {
                 counts[c.device] = 0;
                 continue;
-            };
+            }
             // The first invocations go everywhere, unless that is hopeless. Until then nobody is at home anywhere.
-            if unknown[c.device] && (p.ns < HOPELESS * best || best == p.ns) {
+            if unknown[c.device] && (ns < HOPELESS * best || best == ns) {
                 counts[c.device] = 0;
                 stability.unsettle();
             } else if !unknown[c.device] {
-                self.predicted[c.device] = Some(p.ns);
+                self.predicted[c.device] = ns;
             }
-            if (unknown[c.device] || c.since >= STALE) && p.ns < self.budget {
+            if (unknown[c.device] || c.since >= STALE) && ns < self.budget {
                 // Perhaps what is known of it was bad luck.
                 counts[c.device] = 0;
             }
@@ -206,11 +212,14 @@ impl Adapt {
     pub(crate) fn took(&mut self, device: usize, ns: u64, account: &dyn Fn(usize) -> Option<Arc<Account>>) {
         let Some(i) = self.choices.iter().position(|c| c.device == device) else { return };
         // The share changes while a long task runs: what it was on the average.
-        let share = (self.shares[device] + self.share(&self.choices[i], true, account)) / 2.0;
+        // While it runs it is counted as busy itself.
+        let busy = self.load.threads(self.choices[i].width.unwrap_or(0));
+        let share = (self.shares[device] + self.share(&self.choices[i], busy, account)) / 2.0;
         self.budget += BUDGET * ns as f64;
-        if let Some(p) = self.predicted[device] {
+        let predicted = self.predicted[device];
+        if predicted < f64::INFINITY {
             self.errors.0 += 1;
-            self.errors.1 += (p - ns as f64).abs() / ns.max(1) as f64;
+            self.errors.1 += (predicted - ns as f64).abs() / ns.max(1) as f64;
         }
         for (j, c) in self.choices.iter_mut().enumerate() {
             c.since = if i == j { 0 } else { c.since.saturating_add(1) };
@@ -220,9 +229,10 @@ impl Adapt {
             self.budget = (self.budget - ns as f64).max(0.0);
         }
         let own = (ns as f64 - at.copies_ns[device] as f64).max(OWN_PART * ns as f64);
-        let (told, known) = c.model.look(position(at.size), at.hint);
-        if let Some(alone) = told.filter(|_| known && share < LOADED).map(|p| p.ns) {
-            let felt = ((own / alone - 1.0) / (1.0 / share - 1.0)).clamp(0.0, MOST_FELT);
+        let tables = fixed::tables();
+        let (told, known) = c.model.look(position(at.size, tables), at.hint, tables);
+        if known && share < LOADED && told < f64::INFINITY {
+            let felt = ((own / told - 1.0) / (1.0 / share - 1.0)).clamp(0.0, MOST_FELT);
             c.feels += (felt - c.feels) * FEELING;
         }
         c.model.record(Sample { size: at.size, hint: at.hint, ns: own / c.slowed(share) });

@@ -80,16 +80,27 @@ impl Load {
         }
     }
 
-    /// The part of the CPU that a task which uses `width` of its cores would get of them, above 0 and up to 1. This process's
-    /// other tasks want them, too, on whatever device that is the CPU: all that are counted as busy but `itself`.
-    pub(crate) fn cpu(self: &Arc<Self>, of: &Cores, width: usize, itself: usize, account: Option<&Account>) -> f64 {
+    /// Threads that are at work or want to be, others' and those that are counted as busy here but `itself`.
+    #[inline]
+    pub(crate) fn threads(self: &Arc<Self>, itself: usize) -> f64 {
         self.watch();
-        let cores = of.count() as f64;
-        let width = (width as f64).clamp(1.0, cores);
         let own = self.own.load(Ordering::Relaxed).saturating_sub(itself as u32);
-        let others = self.others.load(Ordering::Relaxed) as f64 / 1000.0 + f64::from(own);
-        let told = account.map_or(1.0, |a| standing(a) * cores / width);
-        of.part(width + others).min(told).clamp(LEAST, 1.0)
+        self.others.load(Ordering::Relaxed) as f64 * 0.001 + f64::from(own)
+    }
+
+    /// The part of the CPU that a task which uses `width` of its cores would get of them beside so many threads, above 0 and
+    /// up to 1.
+    #[inline]
+    pub(crate) fn part(of: &Cores, width: usize, threads: f64, account: Option<&Account>) -> f64 {
+        let cores = of.count();
+        let width = width.clamp(1, cores.max(1)) as f64;
+        let told = account.map_or(1.0, |a| standing(a) * cores as f64 / width);
+        of.part(width + threads).min(told).clamp(LEAST, 1.0)
+    }
+
+    /// Both: this process's other tasks want the cores, too, on whatever device that is the CPU.
+    pub(crate) fn cpu(self: &Arc<Self>, of: &Cores, width: usize, itself: usize, account: Option<&Account>) -> f64 {
+        Self::part(of, width, self.threads(itself), account)
     }
 
     /// This process keeps so many threads busy from now on, until the guard is dropped.

@@ -8,6 +8,7 @@
 mod adapt;
 mod cores;
 mod energy;
+mod fixed;
 mod goal;
 #[cfg(test)]
 mod hostile;

@@ -20,6 +20,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
+use super::fixed::{self, Tables};
+
 /// Samples that a cell keeps.
 const KEPT: usize = 7;
 /// Most cells.
@@ -77,7 +79,8 @@ struct Learned {
 
 /// The model of an implementation on a device. Predicting takes no lock.
 pub struct Model {
-    /// For each half octave the logarithm (base 2) of the time, and the uncertainty, as two f32; 0 while nothing is known.
+    /// For each half octave the logarithm (base 2) of the time, in fixed point, and the uncertainty, an f32; 0 while nothing is
+    /// known.
     table: [AtomicU64; STEPS],
     /// A bit for each half octave near which there are enough samples.
     known: [AtomicU64; 2],
@@ -99,22 +102,42 @@ impl Default for Model {
     }
 }
 
-fn pair(a: f64, b: f64) -> u64 {
+/// The logarithm of a time, in fixed point, and an uncertainty.
+fn pair(log: f64, unsure: f64) -> u64 {
+    u64::from(fixed::from(log) as u32) << 32 | u64::from((unsure as f32).to_bits())
+}
+
+#[inline(always)]
+fn log_of(word: u64) -> i32 {
+    (word >> 32) as u32 as i32
+}
+
+fn unpair(word: u64) -> (i32, f64) {
+    (log_of(word), f64::from(f32::from_bits(word as u32)))
+}
+
+fn pair_floats(a: f64, b: f64) -> u64 {
     u64::from((a as f32).to_bits()) << 32 | u64::from((b as f32).to_bits())
 }
 
-fn unpair(v: u64) -> (f64, f64) {
+fn unpair_floats(v: u64) -> (f64, f64) {
     (f64::from(f32::from_bits((v >> 32) as u32)), f64::from(f32::from_bits(v as u32)))
 }
 
-/// Where a size is among the half octaves.
-pub(super) fn position(size: u64) -> f64 {
-    // In single precision, which is quicker; a half octave is not that narrow.
-    f64::from((size.max(1) as f32).log2() * 2.0)
+/// Where a size is among the half octaves, in fixed point.
+#[inline]
+pub(super) fn position(size: u64, tables: &Tables) -> i32 {
+    2 * tables.log2(size)
 }
 
 fn step(size: u64) -> usize {
-    (position(size).round() as usize).min(STEPS - 1)
+    nearest(position(size, fixed::tables()))
+}
+
+/// The half octave nearest to a position.
+#[inline]
+fn nearest(at: i32) -> usize {
+    (((at + fixed::ONE / 2) >> fixed::BITS) as usize).min(STEPS - 1)
 }
 
 /// The cell of a sample.
@@ -172,34 +195,45 @@ impl Model {
 
     /// What an invocation of this size takes; none while nothing is known.
     pub fn predict(&self, size: u64, hint: f64) -> Option<Prediction> {
-        self.at(position(size), hint)
+        let tables = fixed::tables();
+        let (low, high, part) = self.words(position(size, tables))?;
+        let ((_, unsure_a), (_, unsure_b)) = (unpair(low), unpair(high));
+        let uncertainty = unsure_a + (unsure_b - unsure_a) * fixed::to_float(part);
+        Some(Prediction { ns: self.time(low, high, part, hint, tables), uncertainty })
     }
 
-    /// The same, and whether it is known well, at a position: several models may be asked for one.
-    pub(super) fn look(&self, at: f64, hint: f64) -> (Option<Prediction>, bool) {
-        let i = (at.round() as usize).min(STEPS - 1);
-        (self.at(at, hint), self.known[i / 64].load(Ordering::Relaxed) >> (i % 64) & 1 != 0)
+    /// The time alone, infinite while nothing is known, and whether it is known well, at a position: several models may be
+    /// asked for one.
+    #[inline(always)]
+    pub(super) fn look(&self, at: i32, hint: f64, tables: &Tables) -> (f64, bool) {
+        let i = nearest(at);
+        let known = self.known[i / 64].load(Ordering::Relaxed) >> (i % 64) & 1 != 0;
+        let ns = self.words(at).map_or(f64::INFINITY, |(low, high, part)| self.time(low, high, part, hint, tables));
+        (ns, known)
     }
 
-    fn at(&self, at: f64, hint: f64) -> Option<Prediction> {
-        let at = at.min((STEPS - 1) as f64);
-        let low = at as usize;
+    /// The table's words below and above a position, and how far it is from the lower one.
+    #[inline(always)]
+    fn words(&self, at: i32) -> Option<(u64, u64, i32)> {
+        let low = ((at >> fixed::BITS) as usize).min(STEPS - 1);
         let a = self.table[low].load(Ordering::Relaxed);
         if a == 0 {
             return None;
         }
         let b = self.table[(low + 1).min(STEPS - 1)].load(Ordering::Relaxed);
         // Between two words somebody may have forgotten everything.
-        let b = if b == 0 { a } else { b };
-        let ((log_a, unsure_a), (log_b, unsure_b)) = (unpair(a), unpair(b));
-        let part = at - low as f64;
-        let mut log = log_a + (log_b - log_a) * part;
+        Some((a, if b == 0 { a } else { b }, at & (fixed::ONE - 1)))
+    }
+
+    #[inline(always)]
+    fn time(&self, low: u64, high: u64, part: i32, hint: f64, tables: &Tables) -> f64 {
+        let (a, b) = (log_of(low), log_of(high));
+        let mut log = a.saturating_add((((i64::from(b) - i64::from(a)) * i64::from(part)) >> fixed::BITS) as i32);
         if hint > 0.0 {
-            let (power, usual) = unpair(self.hint.load(Ordering::Relaxed));
-            log += power * (hint.log2() - usual);
+            let (power, usual) = unpair_floats(self.hint.load(Ordering::Relaxed));
+            log = log.saturating_add(fixed::from(power * (hint.log2() - usual)));
         }
-        // In single precision, which is quicker, and nearer to the truth than any prediction.
-        Some(Prediction { ns: f64::from((log as f32).exp2()), uncertainty: unsure_a + (unsure_b - unsure_a) * part })
+        tables.exp2(log)
     }
 
     /// Whether sizes near this one have been measured often enough.
@@ -282,12 +316,13 @@ impl Model {
                 let log = |s: &&Sample| s.ns.log2() - if s.hint > 0.0 { power * (s.hint.log2() - usual) } else { 0.0 };
                 let mid = median(samples.iter().map(log).collect());
                 let off = median(samples.iter().map(|s| (log(s) - mid).abs()).collect());
-                let at = samples.iter().map(|s| position(s.size)).sum::<f64>() / samples.len() as f64;
+                let at = samples.iter().map(|s| fixed::to_float(position(s.size, fixed::tables()))).sum::<f64>()
+                    / samples.len() as f64;
                 // Few samples may agree by chance.
                 Point { at, log: mid, spread: off.exp2() - 1.0 + 0.3 / samples.len() as f64 }
             })
             .collect();
-        self.hint.store(pair(power, usual), Ordering::Relaxed);
+        self.hint.store(pair_floats(power, usual), Ordering::Relaxed);
         let near = |i: usize| learned.of_sizes(i.saturating_sub(2), i + 2).count();
         for (word, bits) in self.known.iter().enumerate() {
             let all = (0..64).map(|b| (word * 64 + b, b)).filter(|&(i, _)| i < STEPS && near(i) >= ENOUGH);

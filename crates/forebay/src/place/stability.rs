@@ -8,8 +8,6 @@
 //!    meanwhile is in the load, and the others stay.
 //! 3. After a move the task stays for as long as moving took, ten times over.
 
-use super::Prediction;
-
 /// Gain, as a part of the time at home, below which nobody moves.
 const THRESHOLD: f64 = 0.15;
 /// Between both steps, at least: twice the time between publications of the load, and its smoothing.
@@ -62,17 +60,21 @@ impl Stability {
         self.wants = None;
     }
 
-    /// What each device is to count as, given what each is predicted to take under the present load (none: not there).
+    /// What each device is to count as, given the ns that each is predicted to take under the present load (infinite: it is
+    /// not there).
     /// `moving_ns` is what a move costs.
-    pub fn weigh(&mut self, now_ns: u64, predicted: &[Option<Prediction>], moving_ns: u64) -> [u64; MAX] {
-        let time = |d: usize| predicted.get(d).copied().flatten().map(|p| p.ns);
-        let best = (0..predicted.len().min(MAX))
-            .filter(|&d| time(d).is_some())
-            .min_by(|&a, &b| time(a).unwrap_or(f64::INFINITY).total_cmp(&time(b).unwrap_or(f64::INFINITY)));
+    pub fn weigh(&mut self, now_ns: u64, predicted: &[f64], moving_ns: u64) -> [u64; MAX] {
+        let predicted = &predicted[..predicted.len().min(MAX)];
+        let at = |d: usize| predicted.get(d).copied().unwrap_or(f64::INFINITY);
+        let (mut best, mut least) = (None, f64::INFINITY);
+        for (d, ns) in predicted.iter().enumerate() {
+            if *ns < least {
+                (best, least) = (Some(d), *ns);
+            }
+        }
         let Some(best) = best else { return [u64::MAX; MAX] };
-        let at = |d: usize| time(d).unwrap_or(f64::INFINITY);
         match self.home {
-            Some(h) if time(h).is_some() => {
+            Some(h) if at(h) < f64::INFINITY => {
                 if best != h && at(h) - at(best) > THRESHOLD * at(h) && now_ns >= self.stays_until {
                     match self.wants {
                         Some((d, may)) if d == best => {
@@ -93,9 +95,10 @@ impl Stability {
         }
         let home = self.home.unwrap_or(best);
         let mut out = [u64::MAX; MAX];
-        for (d, to) in out.iter_mut().enumerate().take(predicted.len()) {
-            if let Some(ns) = time(d) {
-                let counts = if d == home { ns } else { ns.max(at(home)) + THRESHOLD * at(home) };
+        let there = at(home);
+        for ((d, ns), to) in predicted.iter().enumerate().zip(&mut out) {
+            if *ns < f64::INFINITY {
+                let counts = if d == home { *ns } else { ns.max(there) + THRESHOLD * there };
                 *to = counts as u64;
             }
         }
@@ -107,19 +110,17 @@ impl Stability {
 mod tests {
     use super::*;
 
-    fn told(ns: f64) -> Option<Prediction> {
-        Some(Prediction { ns, uncertainty: 0.0 })
-    }
+    const ABSENT: f64 = f64::INFINITY;
 
     const MS: u64 = 1_000_000;
 
     #[test]
     fn small_and_short_changes_move_nobody() {
         let mut s = Stability::new(1);
-        s.weigh(0, &[told(100.0), told(90.0)], 0);
+        s.weigh(0, &[100.0, 90.0], 0);
         assert_eq!(s.home(), Some(1));
         for t in 1..100 {
-            s.weigh(t * 20 * MS, &[told(if t % 4 == 0 { 10.0 } else { 80.0 }), told(90.0)], 0);
+            s.weigh(t * 20 * MS, &[if t % 4 == 0 { 10.0 } else { 80.0 }, 90.0], 0);
         }
         assert_eq!((s.home(), s.moves()), (Some(1), 0), "a tenth faster, and now and then much faster");
     }
@@ -127,17 +128,17 @@ mod tests {
     #[test]
     fn what_stays_faster_becomes_home_and_then_it_stays_for_a_while() {
         let mut s = Stability::new(1);
-        s.weigh(0, &[told(100.0), told(50.0)], 0);
-        let out = s.weigh(MS, &[told(20.0), told(50.0)], 30 * MS);
+        s.weigh(0, &[100.0, 50.0], 0);
+        let out = s.weigh(MS, &[20.0, 50.0], 30 * MS);
         assert!(out[0] > out[1], "not before the second step: {out:?}");
         let moved = (2..).find(|t| {
-            s.weigh(t * MS, &[told(20.0), told(50.0)], 90 * MS);
+            s.weigh(t * MS, &[20.0, 50.0], 90 * MS);
             s.home() == Some(0)
         });
         let moved = moved.unwrap();
         assert!((60..320).contains(&moved) && s.moves() == 1, "{moved}");
         let back = (moved..).find(|t| {
-            s.weigh(t * MS, &[told(200.0), told(50.0)], 90 * MS);
+            s.weigh(t * MS, &[200.0, 50.0], 90 * MS);
             s.home() == Some(1)
         });
         assert!(back.unwrap() >= moved + 900, "the move is not paid for before");
@@ -146,10 +147,10 @@ mod tests {
     #[test]
     fn a_device_that_goes_away_is_left_at_once() {
         let mut s = Stability::new(1);
-        s.weigh(0, &[told(100.0), told(50.0)], 0);
-        let out = s.weigh(1, &[told(100.0), None], 0);
+        s.weigh(0, &[100.0, 50.0], 0);
+        let out = s.weigh(1, &[100.0, ABSENT], 0);
         assert_eq!((s.home(), out[0], out[1]), (Some(0), 100, u64::MAX));
-        assert_eq!(s.weigh(2, &[None, None], 0), [u64::MAX; MAX]);
+        assert_eq!(s.weigh(2, &[ABSENT, ABSENT], 0), [u64::MAX; MAX]);
     }
 
     /// Programs that are all alike, on two devices of which one is three times as fast, with a load that is published every
@@ -165,7 +166,7 @@ mod tests {
                 let own = |d: usize| usize::from(s.home() == Some(d));
                 // Others there, and oneself.
                 let share = |d: usize| 1.0 / (published[d].saturating_sub(own(d)) + 1) as f64;
-                let predicted = [told(3e6 / share(0)), told(1e6 / share(1))];
+                let predicted = [3e6 / share(0), 1e6 / share(1)];
                 s.weigh(t * MS, &predicted, MS);
             }
         }

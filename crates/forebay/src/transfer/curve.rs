@@ -71,6 +71,7 @@ impl Curve {
     }
 
     /// What `bytes` take: between two points in proportion, beyond the last one at its rate.
+    #[inline]
     pub fn cost(&self, bytes: u64) -> Cost {
         let Some(last) = self.points.len().checked_sub(1) else { return Cost { median: MAX_NS, tail: MAX_NS } };
         let i = (bytes.max(1).ilog2().saturating_sub(FIRST) as usize).min(last);
@@ -78,13 +79,15 @@ impl Curve {
         if bytes <= a {
             return below;
         }
+        // To divide by a power of two is no division.
+        let shift = a.trailing_zeros();
         if i == last {
-            let whole = |v: u64| (u128::from(v) * u128::from(bytes) / u128::from(a)).min(u128::from(MAX_NS)) as u64;
+            let whole = |v: u64| ((u128::from(v) * u128::from(bytes)) >> shift).min(u128::from(MAX_NS)) as u64;
             // Halves of the last point are start-up cost, as far as anybody knows; of large copies there is little.
             return Cost { median: whole(below.median), tail: whole(below.tail) };
         }
         let above = self.points[i + 1];
-        let between = |x: u64, y: u64| x + (u128::from(y - x) * u128::from(bytes - a) / u128::from(a)) as u64;
+        let between = |x: u64, y: u64| x + ((u128::from(y - x) * u128::from(bytes - a)) >> shift) as u64;
         Cost { median: between(below.median, above.median), tail: between(below.tail, above.tail) }
     }
 
