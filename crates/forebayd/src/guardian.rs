@@ -17,9 +17,9 @@ use forebay_hal::cuda::checkpoint::Checkpoints;
 use forebay_rm::{Client, restore_slices};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-use rustix::time::{ClockId, clock_gettime};
 
 use crate::ledger::Ledger;
+use crate::system::now_ns;
 
 /// A service is taken to be stuck after this.
 pub const SILENCE_NS: u64 = 2_000_000_000;
@@ -143,10 +143,8 @@ fn guard(
         let mut fds = [PollFd::new(&end, PollFlags::IN)];
         match poll(&mut fds, Some(&timeout)) {
             Ok(0) => {
-                let t = clock_gettime(ClockId::Monotonic);
-                let now = t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64;
                 let last = ledger.last_beat();
-                if last != 0 && now.saturating_sub(last) > SILENCE_NS && !ledger.is_empty() {
+                if last != 0 && now_ns().saturating_sub(last) > SILENCE_NS && !ledger.is_empty() {
                     // Its end is then heard of as any other.
                     let _ = pidfd_send_signal(service, Signal::KILL);
                 }

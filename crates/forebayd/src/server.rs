@@ -15,14 +15,13 @@ use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::fs::{FlockOperation, Mode};
 use rustix::io::Errno;
 use rustix::net::{SocketAddrUnix, SocketFlags, accept_with, bind, listen};
-use rustix::time::{ClockId, clock_gettime};
 
 use crate::agent::Agent;
 use crate::guardian::Guardian;
 use crate::mps::Mps;
 use crate::service::{Answer, Peer, REFRESH_NS, Service, SessionId};
 use crate::steer::{Processes, Way};
-use crate::system::{System, idle_ns, is_privileged};
+use crate::system::{System, idle_ns, is_privileged, now_ns};
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
@@ -154,12 +153,6 @@ pub struct Server {
     log: (u64, u32),
     /// Held while the socket is ours.
     lock: Option<OwnedFd>,
-}
-
-/// The monotonic clock, ns.
-fn now_ns() -> u64 {
-    let t = clock_gettime(ClockId::Monotonic);
-    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
 
 fn spare_file() -> Option<OwnedFd> {

@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use forebay_proto::page::AccountWords;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::thread::futex;
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::mps::Mps;
 use crate::service::{Described, World};
@@ -63,6 +64,12 @@ fn group_number(all: &str) -> Option<u32> {
 fn is_member(pid: u32, group: u32) -> bool {
     let own = status_numbers(pid, "Gid").is_some_and(|n| n.get(1) == Some(&group));
     own || status_numbers(pid, "Groups").is_some_and(|n| n.contains(&group))
+}
+
+/// The monotonic clock, ns.
+pub(crate) fn now_ns() -> u64 {
+    let t = clock_gettime(ClockId::Monotonic);
+    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
 
 /// Time in which CPUs had nothing to do since the machine started, ns; with the resolution of the system's accounts.

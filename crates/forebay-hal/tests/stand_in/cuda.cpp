@@ -773,7 +773,7 @@ API int nvrtcCompileProgram(void* handle, int, const char* const*) {
   for (auto it = std::sregex_iterator(p->source.begin(), p->source.end(), kernel); it != std::sregex_iterator(); ++it) {
     std::string n = (*it)[1];
     text += "extern \"C\" __global__ void stand_in_run_" + n +
-            "(void** p, stand_in::Dim g, stand_in::Dim b) { stand_in::run" + (n == "fb_grid" ? "_at_once" : "") + "(" + n +
+            "(void** p, stand_in::Dim g, stand_in::Dim b) { stand_in::run" + (n == "fb_grid" || n.find("_at_once") != std::string::npos ? "_at_once" : "") + "(" + n +
             ", p, g, b); }\n" +
             "extern \"C\" __global__ size_t stand_in_sizes_" + n + "(size_t* out) { return stand_in::sizes(" + n +
             ", out); }\n";

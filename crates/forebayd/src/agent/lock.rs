@@ -1,8 +1,9 @@
 //! A process taken off its GPUs by the CUDA driver's process lock, where the driver's channels are out of reach.
 //!
 //! Rules:
-//! 1. Locking waits for what the process has on the GPU, for [`PATIENCE`] at most: one that takes longer stays on it until
-//!    its next turn to be taken off.
+//! 1. Locking waits for what the process has on the GPU, for [`PATIENCE`] at most, and half of that after each time in vain:
+//!    one that takes longer stays on it until its next turn to be taken off. Before each such wait the guardian is told
+//!    that the service lives.
 //! 2. The lock is of the whole process, on all its GPUs. There are no slices: who is first in line has the driver's turns
 //!    beside the owner of the window.
 //! 3. A process is in the ledger before it is locked, and struck out when it has been unlocked or has gone.
@@ -19,9 +20,11 @@ use forebay_rm::sys::RawHandle;
 use super::Refused;
 use super::grip::{Gone, Grip, Reach};
 use crate::ledger::Ledger;
+use crate::system::now_ns;
 
-/// How long a process is given to end what it has on the GPU. The service does nothing else meanwhile.
+/// How long a process is given to end what it has on the GPU, at most and at least. The service does nothing else meanwhile.
 pub const PATIENCE: Duration = Duration::from_millis(50);
+const LEAST_PATIENCE: Duration = Duration::from_millis(10);
 /// Length of a round of windows: a turn costs some milliseconds, and use is known several times a second only.
 pub const PERIOD_NS: u64 = 400_000_000;
 
@@ -48,7 +51,7 @@ impl Reach for Locks {
             State::Failed => return Err(refused(&"the driver says that it cannot go on")),
         }
         let (driver, ledger) = (self.driver.clone(), self.ledger.clone());
-        Ok(Box::new(Process { driver, ledger, pid, off: false }))
+        Ok(Box::new(Process { driver, ledger, pid, off: false, patience: PATIENCE }))
     }
 }
 
@@ -57,6 +60,7 @@ struct Process {
     ledger: Arc<Ledger>,
     pid: u32,
     off: bool,
+    patience: Duration,
 }
 
 impl Process {
@@ -75,12 +79,14 @@ impl Grip for Process {
         if self.off || !self.ledger.enter_locked(self.pid) {
             return Ok(());
         }
-        match self.driver.lock(self.pid, PATIENCE) {
+        self.ledger.beat(now_ns());
+        match self.driver.lock(self.pid, self.patience) {
             Ok(()) => {
-                self.off = true;
+                (self.off, self.patience) = (true, PATIENCE);
                 Ok(())
             }
             Err(_) => {
+                self.patience = (self.patience / 2).max(LEAST_PATIENCE);
                 self.ledger.strike_locked(self.pid);
                 self.after_failure()
             }

@@ -8,6 +8,7 @@ use forebay::hal::{
 };
 use forebay::resident::{Builder, Call, Grid};
 
+use super::one_block::{ECHO, OneBlock};
 use super::search::Csr;
 use crate::bench::schema::{Row, median, quantile};
 
@@ -46,11 +47,22 @@ struct Effort {
     chain: u32,
     scale: u32,
     threads: usize,
+    /// Threads of a block that stays: a stand-in has one.
+    group: usize,
 }
 
-const FULL: Effort =
-    Effort { repeats: 7, trips: 20_000, items: 10_000_000, depth: 22, chain: 20_000, scale: 20, threads: usize::MAX };
-const QUICK: Effort = Effort { repeats: 1, trips: 50, items: 1000, depth: 6, chain: 100, scale: 8, threads: 512 };
+const FULL: Effort = Effort {
+    repeats: 7,
+    trips: 20_000,
+    items: 10_000_000,
+    depth: 22,
+    chain: 20_000,
+    scale: 20,
+    threads: usize::MAX,
+    group: GROUP,
+};
+const QUICK: Effort =
+    Effort { repeats: 1, trips: 50, items: 1000, depth: 6, chain: 100, scale: 8, threads: 512, group: 1 };
 
 struct Gpu {
     device: Arc<dyn Device>,
@@ -68,8 +80,18 @@ pub fn run(quick: bool) -> Result<Vec<Row>> {
     let effort = if quick { QUICK } else { FULL };
     let with = Builder::new(TASKS).functions(FUNCTIONS).grain(4096).queue(1 << 16).ring(1 << 14);
     let source = Source::CudaCpp(with.text().into());
-    let names =
-        ["echo_alone", "work_alone", "softmax_alone", "level_alone", "churn", "outstanding", "mixed", "fb_heap_setup"];
+    let names = [
+        "echo_alone",
+        "work_alone",
+        "softmax_alone",
+        "level_alone",
+        "search_at_once",
+        "one_block_at_once",
+        "churn",
+        "outstanding",
+        "mixed",
+        "fb_heap_setup",
+    ];
     // Before the grid is there: loading waits for kernels.
     let kernels = names.map(|n| device.compile(&source, n).map(|k| (n, k))).into_iter();
     let kernels = kernels.collect::<std::result::Result<Vec<_>, _>>().map_err(text)?;
@@ -181,10 +203,22 @@ impl Gpu {
             finish(&mut *self.queue)?;
             launches.push(begun.elapsed().as_secs_f64() * 1e6);
         }
+        let mut one_block = Vec::with_capacity(trips);
+        {
+            let mut block = OneBlock::start(&self.device, &self.kernel("one_block_at_once")?, self.effort.group)?;
+            for i in 0..trips as u64 {
+                let begun = Instant::now();
+                let k = block.submit(ECHO, [i, 0]);
+                let answer = block.wait(k);
+                one_block.push(begun.elapsed().as_secs_f64() * 1e6);
+                assert_eq!(answer, i + 1);
+            }
+        }
         for (what, q, limit) in [("median", 0.5, 2.2), ("p99", 0.99, 2.6)] {
             let row =
                 Row::new(format!("A, cuda: host to task and back, {what}"), "µs", Some(quantile(ours.clone(), q)));
-            self.rows.push(row.peer("launch and wait", Some(quantile(launches.clone(), q))).below(limit));
+            let row = row.peer("launch and wait", Some(quantile(launches.clone(), q)));
+            self.rows.push(row.peer("one block, as GROSR", Some(quantile(one_block.clone(), q))).below(limit));
         }
         let n = trips as u64;
         let chain = self.call("chain", &[n])?;
@@ -246,6 +280,15 @@ impl Gpu {
                 q.launch_list(&list, &mut recorded).map_err(text)?;
                 finish(q)
             })?;
+            let block = {
+                let mut block = OneBlock::start(&self.device, &self.kernel("one_block_at_once")?, self.effort.group)?;
+                let (n, to) = (n.min(50_000) as u32, address(&data));
+                let s = seconds(repeats, || {
+                    block.many(n, |i| [to, u64::from(i)]);
+                    Ok(())
+                })?;
+                f64::from(n) / s / 1e6
+            };
             let row = Row::new(format!("B, cuda: {n} items as a range"), "M items/s", Some(range));
             self.rows.push(
                 row.peer("one kernel for all", Some(bulk))
@@ -254,6 +297,7 @@ impl Gpu {
             if let Some(singles) = singles {
                 let row = Row::new(format!("B, cuda: {n} tasks of one item, one producer"), "M tasks/s", Some(singles));
                 let row = row.peer("a launch each, awaited", Some(synced)).peer("a launch each", Some(batched));
+                let row = row.peer("one block, as GROSR", Some(block));
                 self.rows.push(row.peer("a CUDA graph", Some(few as f64 / graph / 1e6)).above(150.0));
             }
         }
@@ -283,16 +327,19 @@ impl Gpu {
             let mut first = vec![u32::MAX; n];
             first[0] = 0;
             let call = self.call("level", &[address(&search), 0])?;
-            let mut timed = [Vec::new(), Vec::new()];
-            for which in (0..=repeats).flat_map(|_| [0, 1]) {
+            let meet = device.alloc(16).map_err(text)?;
+            let mut timed = [const { Vec::new() }; 3];
+            for which in (0..=repeats).flat_map(|_| 0..3) {
                 put(&mut *self.queue, &distances, bytemuck::cast_slice(&first))?;
                 put(&mut *self.queue, &a, bytemuck::cast_slice(&[0u32]))?;
                 put(&mut *self.queue, &search, bytemuck::cast_slice(&image))?;
+                // Who has come to the end of a level, and the counts of three levels.
+                put(&mut *self.queue, &meet, bytemuck::cast_slice(&[0u32, 1, 0, 0]))?;
                 let begun = Instant::now();
-                if which == 0 {
-                    self.wait(call)?;
-                } else {
-                    self.by_level(&search)?;
+                match which {
+                    0 => drop(self.wait(call)?),
+                    1 => self.by_level(&search)?,
+                    _ => self.at_once(&search, &meet)?,
                 }
                 timed[which].push(begun.elapsed().as_secs_f64() * 1e3);
                 let mut found = vec![0u32; n];
@@ -302,9 +349,10 @@ impl Gpu {
                     return Err(format!("a search of {name} went wrong ({which}): {wrong} of {n} distances"));
                 }
             }
-            let [ours, theirs] = timed.map(|t| median(t[1..].to_vec()));
+            let [ours, theirs, at_once] = timed.map(|t| median(t[1..].to_vec()));
             let row = Row::new(format!("C, cuda: search of {name}"), "ms", Some(ours))
-                .peer("a launch for each level", Some(theirs));
+                .peer("a launch for each level", Some(theirs))
+                .peer("one kernel whose blocks wait for each other", Some(at_once));
             self.rows.push(if name.starts_with("a chain") {
                 row.below(15.0)
             } else {
@@ -312,6 +360,16 @@ impl Gpu {
             });
         }
         Ok(())
+    }
+
+    /// As many blocks as are there at once for certain, beside the grid.
+    fn at_once(&mut self, search: &Buffer, meet: &Buffer) -> Result<()> {
+        let (kernel, units) = (self.kernel("search_at_once")?, self.device.info().compute_units as usize);
+        let group = self.effort.group;
+        let shape = Geometry::linear(units * group).with_group(group, 1, 1);
+        let args = [Arg::Buffer(search), Arg::Buffer(meet), Arg::U64(address(meet) + 4)];
+        self.queue.launch(&kernel, &shape, &args).map_err(text)?;
+        finish(&mut *self.queue)
     }
 
     fn by_level(&mut self, search: &Buffer) -> Result<()> {

@@ -12,6 +12,7 @@ use crate::bench::schema::{Row, median, quantile};
 
 mod gpu;
 mod heap;
+mod one_block;
 mod search;
 
 const TASKS: &str = r"

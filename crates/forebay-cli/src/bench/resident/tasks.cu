@@ -58,9 +58,9 @@ struct Search { const u32 *offsets, *edges; u32 *distances; u32 *frontier[2]; u3
 #define FEW 1024
 #define TURNS 4096
 
-FB_DEVICE void expand(Search *s, u32 level, u64 first, u64 end, u64 warp, u64 warps, u32 lane) {
+FB_DEVICE void expand(Search *s, u32 level, u32 *count, u64 first, u64 end, u64 warp, u64 warps, u32 lane) {
   const u32 *from = s->frontier[level & 1];
-  u32 *to = s->frontier[(level + 1) & 1], *count = &s->count[(level + 1) & 1];
+  u32 *to = s->frontier[(level + 1) & 1];
   for (u64 i = first + warp; i < end; i += warps) {
     const u32 v = from[i], last = s->offsets[v + 1];
     for (u32 e = s->offsets[v] + lane; e < last; e += FB_WARP) {
@@ -71,7 +71,7 @@ FB_DEVICE void expand(Search *s, u32 level, u64 first, u64 end, u64 warp, u64 wa
 }
 FB_DEVICE void by_block(Search *s, u32 level, u64 first, u64 end) {
   const u32 warps = (fb_lanes() + FB_WARP - 1) / FB_WARP;
-  expand(s, level, first, end, fb_lane() / FB_WARP, warps, fb_lane() % FB_WARP);
+  expand(s, level, &s->count[(level + 1) & 1], first, end, fb_lane() / FB_WARP, warps, fb_lane() % FB_WARP);
 }
 TASK(many) {
   by_block((Search *)arg(t, 0), (u32)arg(t, 1), t->first, t->first + t->count);
@@ -120,7 +120,51 @@ extern "C" __global__ void softmax_alone(const float *in, float *out, u64 n) {
   for (u64 i = thread_of() / FB_WARP; i < n; i += threads_of() / FB_WARP) softmax_of(in + i * 256, out + i * 256, threadIdx.x % FB_WARP);
 }
 extern "C" __global__ void level_alone(Search *s, u32 level, u32 n) {
-  expand(s, level, 0, n, thread_of() / FB_WARP, threads_of() / FB_WARP, threadIdx.x % FB_WARP);
+  expand(s, level, &s->count[(level + 1) & 1], 0, n, thread_of() / FB_WARP, threads_of() / FB_WARP, threadIdx.x % FB_WARP);
+}
+// All levels in one kernel whose blocks, all there at once, wait for each other after each. Three counts take turns, so that
+// one wait is enough: level's own, the next one's, and the one that is cleared.
+extern "C" __global__ void search_at_once(Search *s, u32 *met, u32 *counts) {
+  for (u32 level = 0;; level++) {
+    const u32 n = fb_load(&counts[level % 3]);
+    if (n == 0) break;
+    if (thread_of() == 0) fb_store(&counts[(level + 2) % 3], 0);
+    expand(s, level, &counts[(level + 1) % 3], 0, n, thread_of() / FB_WARP, threads_of() / FB_WARP, threadIdx.x % FB_WARP);
+    fb_barrier();
+    if (threadIdx.x == 0) {
+      const u32 all = (level + 1) * gridDim.x;
+      fb_add(met, 1);
+      while (fb_load(met) < all) fb_relax();
+    }
+    fb_barrier();
+  }
+}
+
+// GROSR's design, for comparison: one block, a ring in memory of the host, one task at a time by all of its threads. A slot is
+// a sequence number, a function and two numbers; an answer is a sequence number and a result.
+struct Asked { u32 sequence, function; u64 args[2]; u64 rest[5]; };
+struct Answer { u32 sequence, unused; u64 result; };
+extern "C" __global__ void one_block_at_once(Asked *ring, Answer *answers, u32 slots) {
+  __shared__ u32 function;
+  __shared__ u64 a, b;
+  for (u32 k = 0;; k++) {
+    Asked *slot = &ring[k % slots];
+    fb_barrier();
+    if (threadIdx.x == 0) {
+      while (fb_load_sys(&slot->sequence) != k + 1) {}
+      function = slot->function;
+      a = slot->args[0];
+      b = slot->args[1];
+    }
+    fb_barrier();
+    if (function == 0) return;
+    if (function == 2 && threadIdx.x == 0) ((u32 *)a)[b] = mix(((u32 *)a)[b]);
+    fb_barrier();
+    if (threadIdx.x == 0) {
+      answers[k % slots].result = a + 1;
+      fb_store_sys(&answers[k % slots].sequence, k + 1);
+    }
+  }
 }
 
 // The heap against others: each thread has `rounds` times N pieces at once. `way`: 0 the heap, 1 the device's own malloc, 2 a
