@@ -39,8 +39,8 @@ pub struct Arguments {
     /// Serve figures for Prometheus over HTTP on a local socket: curl --unix-socket PATH http://localhost/metrics
     #[arg(long, value_name = "PATH")]
     metrics: Option<PathBuf>,
-    /// An NVIDIA GPU (N of /dev/nvidiaN) to divide by suspending its processes in turn; takes root. So far this has been
-    /// tried on a model of the driver only
+    /// An NVIDIA GPU (N of /dev/nvidiaN) to divide among whoever uses it, by taking processes off it in turn; takes root, else
+    /// it is your own programs. So far this has been tried on a model of the driver and on stand-ins only
     #[arg(long = "gpu", value_name = "N")]
     gpus: Vec<u32>,
     /// How GPUs are divided
