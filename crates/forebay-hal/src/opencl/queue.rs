@@ -97,7 +97,14 @@ impl ClQueue {
     }
 
     /// Maps, copies, unmaps, and waits for that.
-    fn mapped(&mut self, to: Direction, id: cl_mem, offset: usize, host: *mut u8, bytes: usize) -> Result<()> {
+    fn mapped(
+        &mut self,
+        to: Direction,
+        (id, accesses): (cl_mem, [Access; 2]),
+        offset: usize,
+        host: *mut u8,
+        bytes: usize,
+    ) -> Result<()> {
         let queue = self.id.0;
         let flags = match to {
             // Whatever was there need not be brought to the host.
@@ -105,9 +112,6 @@ impl ClQueue {
             Direction::ToHost => CL_MAP_READ,
         };
         let mut p: cl_mem = null_mut();
-        let written = to == Direction::ToDevice;
-        let host_range = HostRange { start: host as usize, bytes, written: !written };
-        let accesses = [Access::Buffer { id, written }, Access::Host(host_range)];
         self.issue("clEnqueueMapBuffer", accesses.into_iter(), |queue, list| {
             let (n, list) = wait_list(list);
             // SAFETY: the range was checked by the caller; the map is blocking, so `p` is valid on return.
@@ -335,7 +339,7 @@ impl Queue for ClQueue {
                 self.keep.buffer(device);
                 Ok(())
             }
-            (Method::Mapped, _) => self.mapped(direction, id, offset, host, bytes),
+            (Method::Mapped, _) => self.mapped(direction, (id, accesses), offset, host, bytes),
             (Method::Kernel, _) => {
                 Err(Error::Unsupported { device: self.context.name.clone(), what: "copies by kernel".into() })
             }
