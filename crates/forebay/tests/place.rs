@@ -1,6 +1,5 @@
 //! Adaptive placement on real devices: the CPU, and an OpenCL device (PoCL where there is no other).
 
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -23,12 +22,6 @@ fn source(rounds: usize) -> String {
     SOURCE.replace("ROUNDS", &rounds.to_string())
 }
 
-fn folder(name: &str) -> PathBuf {
-    let dir = std::env::temp_dir().join(format!("forebay-place-{name}-{}", std::process::id()));
-    let _ = std::fs::remove_dir_all(&dir);
-    dir
-}
-
 /// One test at a time: another's kernels on the same device are load that nobody tells of.
 static ALONE: Mutex<()> = Mutex::new(());
 
@@ -37,12 +30,12 @@ fn alone() -> MutexGuard<'static, ()> {
 }
 
 /// Adaptive, with what it learned in `dir`; none where there is no OpenCL.
-fn runtime(dir: &PathBuf) -> Option<Runtime> {
+fn runtime(dir: &tempfile::TempDir) -> Option<Runtime> {
     match Runtime::builder()
         .mode(Mode::Adaptive)
         .workers(2)
         .service(false)
-        .models(Arc::new(Models::at(dir)))
+        .models(Arc::new(Models::at(dir.path())))
         .only(Kind::OpenCl)
     {
         Ok(b) => Some(b.build().unwrap()),
@@ -101,7 +94,7 @@ fn each_task_ends_up_where_it_is_faster_and_a_second_run_knows_it_already() {
     for (name, host, rounds, best) in
         [("opencl", Duration::from_millis(12), 1, 1), ("cpu", Duration::from_micros(10), 20_000, 0)]
     {
-        let dir = folder(name);
+        let dir = tempfile::tempdir().unwrap();
         let Some(rt) = runtime(&dir) else { return };
         let s = start(&rt, twice(host, rounds));
         (0..40).for_each(|i| s.call(i as f32).unwrap());
@@ -110,7 +103,7 @@ fn each_task_ends_up_where_it_is_faster_and_a_second_run_knows_it_already() {
         assert!(learned[best] >= 30, "{name}: {learned:?}");
         drop(s);
         drop(rt);
-        let models = Models::at(&dir);
+        let models = Models::at(dir.path());
         let known = models.entries();
         assert!(known.len() == 2 && known.iter().all(|e| e.task == "twice" && !e.samples.is_empty()), "{known:?}");
         let s = start(&runtime(&dir).unwrap(), twice(host, rounds));
@@ -118,14 +111,13 @@ fn each_task_ends_up_where_it_is_faster_and_a_second_run_knows_it_already() {
         let again = s.by_device();
         assert!(again[best] >= 18, "{name}: not learned again: {again:?}");
         drop(s);
-        std::fs::remove_dir_all(dir).unwrap();
     }
 }
 
 #[test]
 fn what_fails_is_done_elsewhere_told_and_not_tried_again() {
     let _alone = alone();
-    let dir = folder("fails");
+    let dir = tempfile::tempdir().unwrap();
     let Some(rt) = runtime(&dir) else { return };
     let t = Template::array::<f32>([N]);
     let tried = Arc::new(AtomicUsize::new(0));
@@ -145,13 +137,12 @@ fn what_fails_is_done_elsewhere_told_and_not_tried_again() {
     let s = start(&rt, both);
     let failed = s.call(1.0).unwrap_err();
     assert!(failed.to_string().contains("nor here"), "{failed}");
-    let _ = std::fs::remove_dir_all(dir);
 }
 
 #[test]
 fn a_hint_decides_where_the_size_says_nothing() {
     let _alone = alone();
-    let dir = folder("hint");
+    let dir = tempfile::tempdir().unwrap();
     let Some(rt) = runtime(&dir) else { return };
     // On the CPU it takes 40 µs for each round, elsewhere always a few ms.
     let t = Template::array::<f32>([N]);
@@ -198,7 +189,6 @@ fn a_hint_decides_where_the_size_says_nothing() {
     let right = (0..20).filter(|i| call(if i % 2 == 0 { 2 } else { 2000 }) == (i % 2 == 0)).count();
     assert!(right >= 17, "{right} of 20");
     drop(run);
-    let _ = std::fs::remove_dir_all(dir);
 }
 
 #[test]
@@ -211,7 +201,7 @@ fn a_hint_must_be_a_number_that_the_task_gets() {
 #[test]
 fn a_task_is_called_like_a_function_on_as_many_lanes_as_it_may() {
     let _alone = alone();
-    let dir = folder("stub");
+    let dir = tempfile::tempdir().unwrap();
     let Some(rt) = runtime(&dir) else { return };
     let t = Template::array::<f32>([N]);
     let block = |v: f32| Datablock::from_slice(t, &vec![v; N]).unwrap();
@@ -268,13 +258,12 @@ fn a_task_is_called_like_a_function_on_as_many_lanes_as_it_may() {
     assert_eq!(first(&task.call(&[block(9.0)]).unwrap()), 18.0);
     assert!(matches!(rt.accelerate(0, || twice(Duration::ZERO, 1)), Err(Error::Size { .. })));
     assert!(rt.accelerate(1, || Task::new("none").input("x", t).output("y", t)).is_err());
-    let _ = std::fs::remove_dir_all(dir);
 }
 
 #[test]
 fn implementations_are_checked_against_each_other() {
     let _alone = alone();
-    let dir = folder("verify");
+    let dir = tempfile::tempdir().unwrap();
     let Some(rt) = runtime(&dir) else { return };
     let t = Template::array::<f32>([N]);
     let data: Vec<f32> = (0..N).map(|i| i as f32 - 100.0).collect();
@@ -291,16 +280,19 @@ fn implementations_are_checked_against_each_other() {
     };
     let found = rt.verify(wrong, &[input]).unwrap();
     assert!(matches!(&found[..], [d] if d.at == 77 && (d.largest - 1.0 / 3.0).abs() < 1e-6), "{found:?}");
-    let _ = std::fs::remove_dir_all(dir);
 }
 
 #[test]
 fn goals_are_pursued_whatever_the_tracker_does() {
     use forebay::place::{Action, Counter, Goal};
     let _alone = alone();
-    let dir = folder("goal");
-    let rt =
-        Runtime::builder().cpu_only().mode(Mode::Adaptive).workers(2).service(false).models(Arc::new(Models::at(&dir)));
+    let dir = tempfile::tempdir().unwrap();
+    let rt = Runtime::builder()
+        .cpu_only()
+        .mode(Mode::Adaptive)
+        .workers(2)
+        .service(false)
+        .models(Arc::new(Models::at(dir.path())));
     let rt = rt.build().unwrap();
     let t = Template::array::<f32>([N]);
     // A call sleeps for 2 ms: two lanes do twice as many. At fidelity 2 it is a hundred times as quick.

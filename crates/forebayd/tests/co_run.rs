@@ -18,8 +18,8 @@ use forebay_rm::fake::Load;
 const DAEMON: &str = include_str!("common/mps.sh");
 
 /// The stand-in, as a program that everybody may start.
-fn stand_in(name: &str) -> PathBuf {
-    let path = std::env::temp_dir().join(format!("forebay-mps-{}-{name}", std::process::id()));
+fn stand_in() -> tempfile::TempPath {
+    let path = tempfile::NamedTempFile::new().unwrap().into_temp_path();
     std::fs::write(&path, DAEMON).unwrap();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
     path
@@ -105,7 +105,7 @@ fn role() {
 #[test]
 fn a_group_is_divided_as_one_and_outlives_the_service() {
     let mut m = Machine::new("co-run");
-    let program = stand_in("one");
+    let program = stand_in();
     let other = m.program(5000);
     let mut s =
         Service::start(&["--gpu", "0", "--fake-rm", m.path.to_str().unwrap(), "--mps", program.to_str().unwrap()]);
@@ -146,12 +146,11 @@ fn a_group_is_divided_as_one_and_outlives_the_service() {
     for pid in [mps, server] {
         let _ = Command::new("kill").arg(pid.to_string()).status();
     }
-    let _ = std::fs::remove_file(program);
 }
 
 #[test]
 fn a_group_without_programs_ends_and_a_daemon_that_died_is_replaced() {
-    let program = stand_in("two");
+    let program = stand_in();
     let s = Service::start(&["--mps", program.to_str().unwrap()]);
     let first = member(&s, me(), "a", 0);
     let [mps, server] = both(&s, me(), "a");
@@ -177,12 +176,11 @@ fn a_group_without_programs_ends_and_a_daemon_that_died_is_replaced() {
     drop((second, third));
     drop(s);
     let _ = Command::new("kill").arg(new.to_string()).status();
-    let _ = std::fs::remove_file(program);
 }
 
 #[test]
 fn names_numbers_and_users_have_their_limits() {
-    let program = stand_in("three");
+    let program = stand_in();
     let s = Service::start(&["--mps", program.to_str().unwrap()]);
     let c = s.connect();
     let ask = |group: &str| c.ask(&Request::CoRun { group: group.into(), class: None, nice: None });
@@ -209,7 +207,6 @@ fn names_numbers_and_users_have_their_limits() {
     }
     drop(s);
     end.iter().for_each(|pid| drop(Command::new("kill").arg(pid.to_string()).status()));
-    let _ = std::fs::remove_file(program);
 }
 
 #[test]

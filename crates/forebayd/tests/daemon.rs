@@ -90,7 +90,8 @@ fn a_damaged_state_file_is_no_obstacle_and_a_good_one_is_believed_of_the_same_pr
 fn figures_are_served_to_whoever_asks_and_nobody_can_hold_that_up() {
     use std::io::{Read as _, Write as _};
     use std::os::unix::net::UnixStream;
-    let path = std::env::temp_dir().join(format!("forebay-metrics-{}", std::process::id()));
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("metrics");
     let s = Service::start(&["--metrics", path.to_str().unwrap()]);
     // Some who say nothing do not keep others away for long.
     let silent: Vec<_> = (0..20).map(|_| UnixStream::connect(&path).unwrap()).collect();

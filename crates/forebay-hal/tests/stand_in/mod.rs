@@ -1,34 +1,46 @@
 //! The stand-in for NVIDIA's driver and compiler (`cuda.cpp` beside this file), for tests on machines without a GPU.
 //! Shared by the tests of several crates by path.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// A folder with the stand-in as `libcuda.so.1` and `libnvrtc.so.12`, built once per test process; none without g++.
+/// A folder with the stand-in as `libcuda.so.1` and `libnvrtc.so.12`; none without g++. It is beside this test program,
+/// named after its source, and built once for all test programs there.
 pub fn build() -> Option<&'static Path> {
     static DIR: OnceLock<Option<PathBuf>> = OnceLock::new();
     DIR.get_or_init(|| {
-        let dir = std::env::temp_dir().join(format!("forebay-stand-in-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).ok()?;
         // From inside the test program, which may run where there is no checkout.
-        let source = dir.join("cuda.cpp");
-        std::fs::write(&source, include_str!("cuda.cpp")).ok()?;
-        let library = dir.join("libcuda.so.1");
-        let built = Command::new("g++")
-            .args(["-std=c++17", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread", "-o"])
-            .arg(&library)
-            .arg(source)
-            .arg("-ldl")
-            .status();
+        const SOURCE: &str = include_str!("cuda.cpp");
+        const FLAGS: [&str; 6] = ["-std=c++17", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread"];
+        let exe = std::env::current_exe().ok()?;
+        let mut hash = DefaultHasher::new();
+        (SOURCE, FLAGS).hash(&mut hash);
+        let dir = exe.with_file_name(format!("stand-in-{:016x}", hash.finish()));
+        if dir.exists() {
+            return Some(dir);
+        }
+        // Made elsewhere and moved: test programs may come here at the same time.
+        let own = exe.with_file_name(format!("stand-in-of-{}", std::process::id()));
+        std::fs::create_dir_all(&own).ok()?;
+        let source = own.join("cuda.cpp");
+        let library = own.join("libcuda.so.1");
+        std::fs::write(&source, SOURCE).ok()?;
+        let built = Command::new("g++").args(FLAGS).arg("-o").arg(&library).arg(source).arg("-ldl").status();
         match built {
             Ok(status) => assert!(status.success(), "the stand-in does not compile"),
             Err(e) => {
                 eprintln!("skipped: no g++ for the stand-in: {e}");
+                std::fs::remove_dir_all(own).ok()?;
                 return None;
             }
         }
-        std::fs::copy(&library, dir.join("libnvrtc.so.12")).ok()?;
+        std::fs::copy(&library, own.join("libnvrtc.so.12")).ok()?;
+        if std::fs::rename(&own, &dir).is_err() {
+            // Somebody else was first.
+            std::fs::remove_dir_all(own).ok()?;
+        }
         Some(dir)
     })
     .as_deref()
