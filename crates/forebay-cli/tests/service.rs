@@ -60,6 +60,13 @@ fn run_becomes_the_program_with_its_class_status_and_signals() {
     assert_eq!(s.run(&["run", "--share", "40", "--", "/nowhere/nothing"]).status.code(), Some(127));
     let killed = s.run(&["run", "--", "sh", "-c", "kill -9 $$"]).status;
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&killed), Some(9));
+    // Nothing here sees device memory, which is said; the library keeps to the limit itself.
+    let limited = s.run(&["run", "--memory", "2G", "--", "sh", "-c", "echo $FOREBAY_MEMORY"]);
+    assert_eq!((limited.status.code(), text(&limited.stdout).trim()), (Some(0), "2147483648"));
+    assert!(text(&limited.stderr).contains("binds programs of Forebay's library only"), "{}", text(&limited.stderr));
+    let set = |limit| s.run(&["set", &std::process::id().to_string(), "--memory", limit]);
+    assert!(text(&set("2G").stderr).contains("steers no GPU") && set("none").status.success());
+    assert!(text(&set("2X").stderr).contains("as 500M or 2G"));
     // The program inside asks for itself: it registers, and has the class.
     let script = format!(
         "{} demo sharing-program --task-us 1000 >/dev/null & sleep 1; {0} ps --json; kill $!",

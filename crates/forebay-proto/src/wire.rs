@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 /// Version of the protocol. Another one is refused: program and service come from one build.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 /// Longest request, bytes.
 pub const MAX_REQUEST: usize = 512;
 /// Longest reply, bytes.
@@ -84,6 +84,13 @@ pub enum Request {
         class: Option<Class>,
         /// Its nice value here, -20 to 19, if that is to change.
         nice: Option<i8>,
+    },
+    /// Bounds a process's memory on each GPU whose time the service divides: one that has more is ended.
+    Limit {
+        /// The process.
+        pid: u32,
+        /// The most, bytes; none takes the limit away.
+        memory: Option<u64>,
     },
     /// Gives a suspended process the class back that it had.
     Resume {
@@ -183,6 +190,9 @@ pub enum Refusal {
     /// The group has had no program for a while and is about to end; it can be had anew in a moment.
     #[error("co-run group {0:?} is just ending")]
     Ending(String),
+    /// Nothing here could hold a process to it.
+    #[error("{0}")]
+    Unenforceable(String),
     /// The control daemon of MPS could not be started.
     #[error("{0}")]
     NoMps(String),
@@ -245,6 +255,8 @@ pub struct Process {
     pub off_ns: Option<u64>,
     /// How its share is enforced.
     pub level: Level,
+    /// The most memory that it may have on the device, bytes, where it has a limit and the service sees to it.
+    pub memory_limit: Option<u64>,
 }
 
 /// A device of the service.
@@ -275,6 +287,9 @@ pub struct Saved {
     pub nice: i8,
     /// As far as its user may set both.
     pub ceiling: (Class, i8),
+    /// Its limit of memory, and the highest that its user may set, bytes.
+    #[serde(default)]
+    pub memory: [Option<u64>; 2],
     /// Its co-run group, and what it is there: 0 the control daemon, 1 a server, 2 a program.
     #[serde(default)]
     pub group: Option<(String, u8)>,
@@ -334,6 +349,7 @@ mod tests {
         let all = [
             Request::Hello { version: VERSION, name: "x".into() },
             Request::Set { pid: 7, class: Some(Class::Custom(10)), nice: Some(-3) },
+            Request::Limit { pid: 7, memory: Some(u64::MAX) },
             Request::List { after: 0 },
         ];
         for m in all {
@@ -368,6 +384,7 @@ mod tests {
             switches: Some(3),
             off_ns: None,
             level: Level::Credit,
+            memory_limit: Some(u64::MAX),
         };
         let reply = Reply::Processes { processes: vec![p; MAX_LISTED], more: true };
         assert!(encode(&reply).len() <= MAX_REPLY);

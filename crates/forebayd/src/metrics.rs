@@ -65,6 +65,7 @@ mod tests {
             switches: Some(3),
             off_ns: None,
             level: Level::Credit,
+            memory_limit: None,
         };
         let t = text(2500, &[(device, load)], &[program]);
         assert!(t.contains("forebay_up_seconds 2.5\n"));

@@ -1,8 +1,10 @@
 //! NVML as the service asks it: who is on a GPU, and how busy each is.
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use nvml_wrapper::Nvml;
+use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
 
 use crate::samples::{Sample, Samples};
@@ -27,13 +29,20 @@ impl Gpu {
         Ok(Gpu { nvml: Rc::new(nvml), index })
     }
 
-    /// Processes that have a context on it.
+    /// Processes that have a context on it, and how much of its memory each has, bytes; none where NVML does not say.
     ///
     /// # Errors
     /// What NVML says.
-    pub fn processes(&self) -> Result<Vec<u32>, String> {
+    pub fn processes(&self) -> Result<BTreeMap<u32, Option<u64>>, String> {
         let on = self.nvml.device_by_index(self.index).and_then(|d| d.running_compute_processes());
-        on.map(|all| all.into_iter().map(|p| p.pid).collect()).map_err(|e| format!("NVML: {e}"))
+        let mut all = BTreeMap::new();
+        for p in on.map_err(|e| format!("NVML: {e}"))? {
+            let more = if let UsedGpuMemory::Used(bytes) = p.used_gpu_memory { Some(bytes) } else { None };
+            // One that has several parts of a divided GPU is there several times.
+            let has: &mut Option<u64> = all.entry(p.pid).or_default();
+            *has = has.map_or(more, |b| Some(b.saturating_add(more.unwrap_or(0))));
+        }
+        Ok(all)
     }
 }
 

@@ -20,7 +20,7 @@ use crate::agent::Agent;
 use crate::guardian::Guardian;
 use crate::mps::Mps;
 use crate::service::{Answer, Peer, REFRESH_NS, Service, SessionId};
-use crate::steer::{Processes, Way};
+use crate::steer::{Memory, Processes, Way};
 use crate::system::{System, idle_ns, is_privileged, now_ns};
 
 /// Connections that wait to be accepted.
@@ -97,6 +97,10 @@ struct Steered {
     number: u32,
     /// Who is on it.
     processes: Processes,
+    /// Who has how much of its memory.
+    memory: Option<Memory>,
+    /// What was wrong with that last, so that it is said once.
+    trouble: Option<String>,
     guardian: Guardian,
 }
 
@@ -284,13 +288,14 @@ impl Server {
         let means = way.open(gpu, guardian.ledger.clone()).map_err(failed)?;
         means.without.iter().for_each(|why| self.say(format!("GPU {gpu}: {why}")));
         let agent = Agent::by(means.reach, means.meter, means.period_ns);
-        if self.service.add_gpu(&format!("gpu{gpu}"), agent, (means.level, means.source)).is_none() {
+        let has_memory = means.memory.is_some();
+        if self.service.add_gpu(&format!("gpu{gpu}"), agent, (means.level, means.source), has_memory).is_none() {
             return Err(failed("there are too many devices".into()));
         }
-        let processes = means.processes;
+        let (processes, memory) = (means.processes, means.memory);
         let token = self.token(Waits::Guardian);
         self.add(guardian.alive(), token).map_err(io("watch the guardian"))?;
-        self.gpus.push(Steered { number: gpu, processes, guardian });
+        self.gpus.push(Steered { number: gpu, processes, memory, trouble: None, guardian });
         Ok(())
     }
 
@@ -303,7 +308,29 @@ impl Server {
             };
             wrong.into_iter().for_each(|line| self.say(line));
         }
+        if self.service.has_limits() {
+            self.look_at_memory();
+        }
         self.service.trouble().into_iter().for_each(|line| self.say(line));
+    }
+
+    fn look_at_memory(&mut self) {
+        for gpu in 0..self.gpus.len() {
+            let Steered { memory: Some(memory), number, trouble, .. } = &mut self.gpus[gpu] else { continue };
+            let lines = match memory() {
+                Ok(has) => {
+                    *trouble = None;
+                    self.service.memory(gpu, &has)
+                }
+                Err(e) if trouble.as_ref() == Some(&e) => continue,
+                Err(e) => {
+                    let line = format!("nobody is held to a limit of memory on GPU {number}: {e}");
+                    *trouble = Some(e);
+                    vec![line]
+                }
+            };
+            lines.into_iter().for_each(|line| self.say(line));
+        }
     }
 
     fn token(&mut self, w: Waits) -> u64 {

@@ -1,5 +1,6 @@
 //! How a GPU is steered: what takes processes off it, what says who used it, and who is on it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use forebay_hal::cuda::checkpoint::Checkpoints;
@@ -25,6 +26,9 @@ pub enum Way {
 /// Who is on a GPU, as far as can be seen.
 pub type Processes = Box<dyn FnMut() -> Result<Vec<u32>, String>>;
 
+/// Memory of a GPU that each process has, bytes.
+pub(crate) type Memory = Box<dyn FnMut() -> Result<BTreeMap<u32, u64>, String>>;
+
 /// What it takes to steer a GPU.
 pub(crate) struct Means {
     pub(crate) reach: Box<dyn Reach>,
@@ -34,6 +38,8 @@ pub(crate) struct Means {
     pub(crate) level: Level,
     pub(crate) source: Source,
     pub(crate) processes: Processes,
+    /// None where nobody says.
+    pub(crate) memory: Option<Memory>,
     /// What is not as it should be, though it goes without.
     pub(crate) without: Option<String>,
 }
@@ -54,6 +60,7 @@ impl Way {
 fn by_channels(gpu: u32, rm: Arc<dyn Rm>, nvml: bool, ledger: Arc<Ledger>) -> Result<Means, String> {
     let own = Arc::new(Client::open(rm.clone(), gpu).map_err(|e| e.to_string())?);
     let samples = if nvml { nvml::Gpu::open(gpu) } else { Err("NVML is not asked".into()) };
+    let memory = samples.as_ref().ok().map(memory);
     let (meter, source, without): (Box<dyn Meter>, _, _) = match (LogMeter::open(own.clone()), samples) {
         (Ok(log), Ok(s)) => (Box::new(Filled::new(log, SampleMeter::new(s))), Source::Switches, None),
         // Who is alone on the GPU counts as using it, then.
@@ -69,20 +76,27 @@ fn by_channels(gpu: u32, rm: Arc<dyn Rm>, nvml: bool, ledger: Arc<Ledger>) -> Re
     let mut finder = Finder::new(CONTROL_PATH);
     let processes = Box::new(move || rm.processes(&mut finder).map_err(|e| e.to_string()));
     let reach = Box::new(Hardware::new(own, Some(ledger)));
-    Ok(Means { reach, meter, period_ns: PERIOD_NS, level: Level::Hardware, source, processes, without })
+    Ok(Means { reach, meter, period_ns: PERIOD_NS, level: Level::Hardware, source, processes, memory, without })
 }
 
 fn by_lock(gpu: u32, ledger: Arc<Ledger>) -> Result<Means, String> {
     let driver = Arc::new(Checkpoints::open().map_err(|e| e.to_string())?);
     let samples = nvml::Gpu::open(gpu)?;
     let on = samples.clone();
+    let memory = Some(memory(&samples));
     Ok(Means {
         reach: Box::new(Locks::new(driver, ledger)),
         meter: Box::new(SampleMeter::new(samples)),
         period_ns: lock::PERIOD_NS,
         level: Level::Lock,
         source: Source::Nvml,
-        processes: Box::new(move || on.processes()),
+        processes: Box::new(move || on.processes().map(|all| all.into_keys().collect())),
+        memory,
         without: None,
     })
+}
+
+fn memory(gpu: &nvml::Gpu) -> Memory {
+    let gpu = gpu.clone();
+    Box::new(move || gpu.processes().map(|all| all.into_iter().filter_map(|(pid, m)| Some((pid, m?))).collect()))
 }

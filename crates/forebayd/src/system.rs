@@ -4,7 +4,7 @@ use std::fs;
 use std::os::fd::OwnedFd;
 
 use forebay_proto::page::AccountWords;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use rustix::thread::futex;
 use rustix::time::{ClockId, clock_gettime};
 
@@ -108,6 +108,17 @@ impl World for System {
     fn watch(&mut self, pid: u32) {
         let fd = i32::try_from(pid).ok().and_then(Pid::from_raw).and_then(|p| pidfd_open(p, PidfdFlags::empty()).ok());
         self.watched.push((pid, fd));
+    }
+
+    fn end(&mut self, pid: u32, began: u64) -> Result<(), String> {
+        let gone = || "it has ended".to_owned();
+        let number = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or_else(gone)?;
+        let process = pidfd_open(number, PidfdFlags::empty()).map_err(|e| e.to_string())?;
+        // What the descriptor names stays the same process, whoever has its number later.
+        if stat_fields(pid).and_then(|(_, f)| f.get(19).copied()) != Some(began) {
+            return Err(gone());
+        }
+        pidfd_send_signal(process, Signal::KILL).map_err(|e| e.to_string())
     }
 
     fn start_mps(&mut self, by: u32, uid: u32, group: &str) -> Result<(u32, String), String> {

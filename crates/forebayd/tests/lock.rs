@@ -19,26 +19,27 @@ struct Machine {
     libraries: PathBuf,
     states: PathBuf,
     programs: Vec<Program>,
+    _dir: tempfile::TempDir,
     /// One at a time: they share the processor.
     _turn: MutexGuard<'static, ()>,
 }
 
 impl Machine {
     /// None without a compiler for the stand-ins.
-    fn new(name: &str) -> Option<Self> {
+    fn new() -> Option<Self> {
         static TURN: Mutex<()> = Mutex::new(());
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        let libraries = stand_in::build()?.to_owned();
-        let source = libraries.join("nvml.c");
+        let dir = tempfile::tempdir().unwrap();
+        let (libraries, states) = (dir.path().join("libraries"), dir.path().join("states"));
+        [&libraries, &states].into_iter().for_each(|d| std::fs::create_dir(d).unwrap());
+        std::fs::copy(stand_in::build()?.join("libcuda.so.1"), libraries.join("libcuda.so.1")).unwrap();
+        let source = dir.path().join("nvml.c");
         std::fs::write(&source, include_str!("common/nvml.c")).unwrap();
         // nvml-wrapper's name for it.
-        let library = libraries.join(format!("{name}.so"));
+        let library = libraries.join("libnvidia-ml.so.1");
         let built = Command::new("gcc").args(["-O1", "-shared", "-fPIC", "-o"]).arg(&library).arg(&source).status();
         assert!(built.unwrap().success(), "NVML's stand-in does not compile");
-        std::fs::rename(library, libraries.join("libnvidia-ml.so.1")).unwrap();
-        let states = std::env::temp_dir().join(format!("forebay-lock-{}-{name}", std::process::id()));
-        std::fs::create_dir_all(&states).unwrap();
-        Some(Machine { libraries, states, programs: Vec::new(), _turn: turn })
+        Some(Machine { libraries, states, programs: Vec::new(), _dir: dir, _turn: turn })
     }
 
     fn state(&self, pid: u32) -> PathBuf {
@@ -83,12 +84,6 @@ impl Machine {
     }
 }
 
-impl Drop for Machine {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.states);
-    }
-}
-
 const BUSY: &str = "while :; do :; done";
 
 fn known(s: &Service, pids: &[u32]) -> bool {
@@ -97,7 +92,7 @@ fn known(s: &Service, pids: &[u32]) -> bool {
 
 #[test]
 fn programs_get_their_shares_and_who_does_nothing_leaves_its_time_to_others() {
-    let Some(mut m) = Machine::new("shares") else { return };
+    let Some(mut m) = Machine::new() else { return };
     let pids = [m.program(BUSY), m.program(BUSY), m.program("sleep 600")];
     // There is no NVIDIA driver here, so that is the way that is left.
     let s = m.service(&[]);
@@ -125,7 +120,7 @@ fn programs_get_their_shares_and_who_does_nothing_leaves_its_time_to_others() {
 
 #[test]
 fn who_cannot_be_locked_goes_on_and_who_was_moved_away_is_left_alone() {
-    let Some(mut m) = Machine::new("refused") else { return };
+    let Some(mut m) = Machine::new() else { return };
     let pids = [m.program(BUSY), m.program(BUSY)];
     let away = m.program("sleep 600");
     std::fs::write(m.state(away), "2").unwrap();
@@ -152,7 +147,7 @@ fn who_cannot_be_locked_goes_on_and_who_was_moved_away_is_left_alone() {
 
 #[test]
 fn killed_the_service_leaves_nobody_locked() {
-    let Some(mut m) = Machine::new("killed") else { return };
+    let Some(mut m) = Machine::new() else { return };
     let pids = [m.program(BUSY), m.program(BUSY), m.program(BUSY)];
     let mut s = m.service(&["--level", "lock"]);
     until("all are found", || known(&s, &pids));
@@ -183,7 +178,7 @@ fn killed_the_service_leaves_nobody_locked() {
 /// The driver has channels that can be steered, as the fake of it says, and NVML answers as above.
 #[test]
 fn nvml_fills_what_the_log_does_not_tell() {
-    let Some(mut m) = Machine::new("filled") else { return };
+    let Some(mut m) = Machine::new() else { return };
     let gpu = common::machine::Machine::new("filled");
     let path = gpu.path.to_str().unwrap().to_owned();
     let pids = [m.program(BUSY), m.program("sleep 600")];
@@ -208,6 +203,38 @@ fn nvml_fills_what_the_log_does_not_tell() {
     s.set(pids[0], Class::Suspended);
     until("the idle one's use is sampled", || s.process(pids[1]).is_some_and(|p| p.source == Source::Nvml));
     until("it is known to be idle", || s.process(pids[1]).is_some_and(|p| p.used < 100_000));
+}
+
+#[test]
+fn who_has_more_memory_than_it_may_is_ended() {
+    let Some(mut m) = Machine::new() else { return };
+    let pids = [m.program("sleep 600"), m.program("sleep 600"), m.program("sleep 600")];
+    let s = m.service(&[]);
+    until("all are found", || known(&s, &pids));
+    let limit = |pid, memory| s.connect().ask(&Request::Limit { pid, memory });
+    limit(pids[0], Some(64 << 20)).unwrap();
+    limit(pids[1], Some(64 << 20)).unwrap();
+    assert_eq!(pids.map(|p| s.process(p).unwrap().memory_limit), [Some(64 << 20), Some(64 << 20), None]);
+    let has = |pid: u32, bytes: u64| {
+        // Whole, whenever it is read.
+        let (next, path) = (m.states.join("next.memory"), m.states.join(format!("{pid}.memory")));
+        std::fs::write(&next, bytes.to_string()).unwrap();
+        std::fs::rename(next, path).unwrap();
+    };
+    pids.iter().for_each(|p| has(*p, 64 << 20));
+    std::thread::sleep(Duration::from_millis(600));
+    assert!(known(&s, &pids), "nobody has more than it may");
+    pids[1..].iter().for_each(|p| has(*p, (64 << 20) + 1));
+    let killed = m.programs[1].0.wait().unwrap();
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&killed), Some(9));
+    std::fs::remove_file(m.state(pids[1])).unwrap();
+    until("it is forgotten", || !known(&s, &pids[1..2]));
+    assert!(known(&s, &[pids[0], pids[2]]));
+    // Taken away in time.
+    limit(pids[0], None).unwrap();
+    has(pids[0], 1 << 40);
+    std::thread::sleep(Duration::from_millis(600));
+    assert!(known(&s, &[pids[0], pids[2]]));
 }
 
 #[test]

@@ -53,6 +53,22 @@ fn percent(text: &str) -> Result<u32, String> {
     if n > 0.0 && n <= 100.0 { Ok((n * 1e4) as u32) } else { Err("a share is more than 0 and at most 100 %".into()) }
 }
 
+/// A number of bytes: digits, then perhaps a unit.
+pub fn bytes(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let shift = match text[digits.len()..].trim_end_matches("iB").trim_end_matches('B') {
+        "" => 0,
+        "K" | "k" => 10,
+        "M" | "m" => 20,
+        "G" | "g" => 30,
+        "T" | "t" => 40,
+        _ => return Err("a number of bytes, as 500M or 2G".into()),
+    };
+    let number = digits.parse::<u64>().map_err(|_| "a number of bytes, as 500M or 2G".to_owned())?;
+    let bytes = number.checked_mul(1 << shift).filter(|b| *b > 0);
+    bytes.ok_or_else(|| "a number of bytes above 0 and below 2^64".into())
+}
+
 impl Serve {
     /// The class that was asked for.
     pub fn class(&self) -> Option<Class> {

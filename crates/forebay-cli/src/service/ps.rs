@@ -13,7 +13,7 @@ use super::{as_percent, connect};
   TIME    what it has used since it began                     FROM    who says so: kernel, switches (the GPU's log),
                                                                       nvml, program
   OFF     for how long the service kept it off the device     SWITCHES  how often it came onto it
-  MEMORY  of NVIDIA GPUs, as their management library says
+  MEMORY  of NVIDIA GPUs, as their management library says; then of how much, where it has a limit
   BY      how its share is enforced: hardware, lock, credit (the program asks before it works)
 
 Examples:
@@ -62,7 +62,7 @@ impl Memory {
 
     /// A process's, bytes, if it is on a GPU and somebody knows.
     fn of(&self, p: &Process) -> Option<u64> {
-        self.0.get(&p.pid).filter(|_| p.level == Level::Hardware).copied()
+        self.0.get(&p.pid).filter(|_| p.level != Level::Credit).copied()
     }
 }
 
@@ -72,14 +72,23 @@ pub fn json(p: &Process, memory: &Memory) -> serde_json::Value {
         "pid": p.pid, "uid": p.uid, "name": p.name, "device": p.device, "class": p.class.to_string(), "nice": p.nice,
         "state": state(p), "share": p.share, "used": p.used, "spent_ns": p.spent_ns, "source": source(p.source),
         "level": level(p.level), "switches": p.switches, "off_ns": p.off_ns,
-        "memory": memory.of(p),
+        "memory": memory.of(p), "memory_limit": p.memory_limit,
     })
+}
+
+fn memory_and_limit(has: Option<u64>, limit: Option<u64>) -> String {
+    let mib = |b: u64| format!("{:.0}", b as f64 / 1048576.0);
+    match (has.map(mib), limit.map(mib)) {
+        (None, None) => "-".into(),
+        (Some(has), None) => format!("{has} MiB"),
+        (has, Some(limit)) => format!("{}/{limit} MiB", has.unwrap_or("-".into())),
+    }
 }
 
 /// The table.
 pub fn table(all: &[Process], memory: &Memory) -> String {
     let mut text = format!(
-        "{:>8} {:>6} {:16} {:12} {:11} {:>4} {:8} {:>8} {:>8} {:>9} {:>9} {:>8} {:>9} {:8} {}\n",
+        "{:>8} {:>6} {:16} {:12} {:11} {:>4} {:8} {:>8} {:>8} {:>9} {:>9} {:>8} {:>15} {:8} {}\n",
         "PID",
         "USER",
         "NAME",
@@ -98,7 +107,7 @@ pub fn table(all: &[Process], memory: &Memory) -> String {
     );
     for p in all {
         text += &format!(
-            "{:>8} {:>6} {:16.16} {:12.12} {:11} {:>4} {:8} {:>8} {:>8} {:>9} {:>9} {:>8} {:>9} {:8} {}\n",
+            "{:>8} {:>6} {:16.16} {:12.12} {:11} {:>4} {:8} {:>8} {:>8} {:>9} {:>9} {:>8} {:>15} {:8} {}\n",
             p.pid,
             p.uid,
             p.name,
@@ -111,7 +120,7 @@ pub fn table(all: &[Process], memory: &Memory) -> String {
             format!("{:.2} s", p.spent_ns as f64 / 1e9),
             p.off_ns.map_or("-".into(), |ns| format!("{:.2} s", ns as f64 / 1e9)),
             p.switches.map_or("-".into(), |n| n.to_string()),
-            memory.of(p).map_or("-".into(), |b| format!("{:.0} MiB", b as f64 / 1048576.0)),
+            memory_and_limit(memory.of(p), p.memory_limit),
             source(p.source),
             level(p.level),
         );

@@ -3,7 +3,8 @@
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
 
-use forebay_proto::wire::{Class, Request};
+use forebay_proto::client::Error;
+use forebay_proto::wire::{Class, Refusal, Reply, Request};
 
 use super::{Serve, co_run, connect};
 
@@ -19,7 +20,10 @@ use super::{Serve, co_run, connect};
 
 The program takes the place of this command: it has its process number, gets its signals and gives its exit status.
 Programs that it starts are served in the same way. A program that does not use Forebay's library runs as it always did:
-it is steered on NVIDIA GPUs that the service divides (`forebay service --gpu`), and --memory binds it in a co-run group only.
+it is steered on NVIDIA GPUs that the service divides (`forebay service --gpu`).
+
+--memory is kept by Forebay's library, which refuses more, and by MPS in a co-run group. Any other program that takes more on
+a GPU that the service divides is ended, as one that takes more than its control group's memory is; elsewhere nobody sees it.
 
 Programs of a co-run group use the GPU at the same time, under NVIDIA MPS, instead of by turns. --class, --share and --nice
 are then the group's. What is lost: a fault in one program ends the work of all, none of them can be suspended by itself,
@@ -27,8 +31,8 @@ and checkpoints are not possible.")]
 pub struct Options {
     #[command(flatten)]
     serve: Serve,
-    /// Most memory of each accelerator that it may use, with K, M, G or T for 1024s; more is refused as if there were none
-    #[arg(long, value_name = "LIMIT", value_parser = bytes)]
+    /// Most memory of each accelerator that it may use, with K, M, G or T for 1024s
+    #[arg(long, value_name = "LIMIT", value_parser = super::bytes)]
     memory: Option<u64>,
     /// Share GPUs in space, at the same time, with your other programs of the group of this name (NVIDIA MPS)
     #[arg(long, value_name = "GROUP")]
@@ -47,30 +51,22 @@ pub struct Options {
     command: Vec<OsString>,
 }
 
-/// A number of bytes: digits, then perhaps a unit.
-fn bytes(text: &str) -> Result<u64, String> {
-    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
-    let shift = match text[digits.len()..].trim_end_matches("iB").trim_end_matches('B') {
-        "" => 0,
-        "K" | "k" => 10,
-        "M" | "m" => 20,
-        "G" | "g" => 30,
-        "T" | "t" => 40,
-        _ => return Err("a number of bytes, as 500M or 2G".into()),
-    };
-    let number = digits.parse::<u64>().map_err(|_| "a number of bytes, as 500M or 2G".to_owned())?;
-    let bytes = number.checked_mul(1 << shift).filter(|b| *b > 0);
-    bytes.ok_or_else(|| "a number of bytes above 0 and below 2^64".into())
-}
-
 /// Sets this process's class and becomes the program.
 pub fn run(o: &Options) -> Result<(), String> {
     let (class, nice) = (o.serve.class(), o.serve.nice());
+    let pid = std::process::id();
     let asked = connect().and_then(|c| match &o.co_run {
         Some(group) => co_run::join(&c, group, class, nice).map(Some),
         None => {
             let class = class.or(nice.is_none().then_some(Class::Normal));
-            c.ask(&Request::Set { pid: std::process::id(), class, nice }).map_err(|e| e.to_string())?;
+            c.ask(&Request::Set { pid, class, nice }).map_err(|e| e.to_string())?;
+            let limited = o.memory.map(|m| c.ask(&Request::Limit { pid, memory: Some(m) }));
+            match limited.unwrap_or(Ok(Reply::Done)) {
+                Err(Error::Refused(Refusal::Unenforceable(why))) => {
+                    eprintln!("forebay: --memory binds programs of Forebay's library only: {why}");
+                }
+                other => drop(other.map_err(|e| e.to_string())?),
+            }
             Ok(None)
         }
     });

@@ -216,6 +216,7 @@ mod tests {
             switches: Some(3),
             off_ns: None,
             level: Level::Credit,
+            memory_limit: None,
         };
         let v = View { devices: vec![(device, Some(load))], processes: vec![process(11, "one"), process(12, "two")] };
         let mut t = ratatui::Terminal::new(ratatui::backend::TestBackend::new(110, 10)).unwrap();

@@ -21,22 +21,28 @@ pub(super) struct Gpu {
     window: (u64, u64),
     /// Processes that were not adopted, so that each is tried and spoken of once.
     pub(super) refused: BTreeSet<u32>,
+    /// Whether somebody says who has how much of its memory.
+    pub(super) has_memory: bool,
+    /// Processes that had more than their limit when it was last looked at.
+    pub(super) over: BTreeSet<u32>,
 }
 
 impl<W: World> Service<W> {
-    /// Adds a GPU that is divided by these means; its number, or none when there are too many devices.
+    /// Adds a GPU that is divided by these means; `has_memory` when [`Service::memory`] will be told of it. Its number, or none when there are too many devices.
     pub fn add_gpu(
         &mut self,
         name: &str,
         agent: Agent<Box<dyn Meter>>,
         (level, source): (Level, Source),
+        has_memory: bool,
     ) -> Option<usize> {
         let index = self.devices.len() + self.gpus.len();
         if index >= MAX_DEVICES {
             return None;
         }
         let about = wire::Device { name: wire::short_name(name), index: index as u8, units: 1, level };
-        self.gpus.push(Gpu { about, agent, source, window: (self.now_ns, self.now_ns), refused: BTreeSet::new() });
+        let (window, refused, over) = ((self.now_ns, self.now_ns), BTreeSet::new(), BTreeSet::new());
+        self.gpus.push(Gpu { about, agent, source, window, refused, has_memory, over });
         Some(self.gpus.len() - 1)
     }
 

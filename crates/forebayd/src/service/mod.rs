@@ -11,10 +11,12 @@
 //!    allowance grows.
 //! 5. While an `interactive` process has work and credit, others begin nothing; one that has work but uses nothing for
 //!    [`STUCK_TICKS`] does not count.
-//! 6. Whatever a program writes to its own page, and whatever it sends, has an effect on nothing but itself, within limits.
+//! 6. Device memory: see `limit`.
+//! 7. Whatever a program writes to its own page, and whatever it sends, has an effect on nothing but itself, within limits.
 
 mod corun;
 mod gpu;
+mod limit;
 mod tick;
 
 use std::collections::BTreeMap;
@@ -29,6 +31,7 @@ use forebay_proto::wire::{self, CPU, Class, Level, MAX_LISTED, MAX_REQUEST, Refu
 pub use self::corun::{GRACE_NS, MAX_GROUPS, MAX_GROUPS_PER_USER};
 use self::corun::{Group, GroupName, Role, name_in};
 use self::gpu::Gpu;
+use self::limit::Limits;
 use self::tick::publish;
 use crate::agent::Refused;
 use crate::metrics;
@@ -71,6 +74,11 @@ pub trait World {
     fn wake(&mut self, page: &AccountWords);
     /// From now on [`Service::exited`] is to be called when the process ends.
     fn watch(&mut self, pid: u32);
+    /// Ends a process at once, if it is still the one that began then.
+    ///
+    /// # Errors
+    /// Why not, for the log.
+    fn end(&mut self, pid: u32, began: u64) -> Result<(), String>;
     /// Starts a control daemon of MPS as this user, on behalf of process `by`; its number, and the name of its folder, which
     /// begins with that of the group. It is ready when its pipe is there.
     ///
@@ -137,6 +145,7 @@ struct Process {
     nice: i8,
     /// The highest class and the lowest nice value that its user may set.
     ceiling: (Class, i8),
+    limits: Limits,
     /// Ticks for which it says that it works and uses nothing.
     stuck: u32,
     /// The co-run group that it belongs to, and as what.
@@ -347,6 +356,7 @@ impl<W: World> Service<W> {
                 None => Answer::Reply(Reply::Refused(Refusal::Invalid(format!("there is no account {account}")))),
             },
             Request::Set { pid, class, nice } => self.set(peer, pid, class, nice).into(),
+            Request::Limit { pid, memory } => self.limit(peer, pid, memory).into(),
             Request::Resume { pid } => self.resume(peer, pid).into(),
             Request::CoRun { group, class, nice } => self.co_run(peer, &group, class, nice).into(),
             Request::List { after } => Answer::Reply(self.list(after)),
@@ -367,12 +377,12 @@ impl<W: World> Service<W> {
             if self.processes.len() >= MAX_PROCESSES {
                 return Err(Refusal::Limit { what: "processes".into(), limit: MAX_PROCESSES as u64 });
             }
-            let (class, nice, ceiling) = self.inherited(&about);
+            let (class, nice, ceiling, limits) = self.inherited(&about);
             let before = if class == Class::Suspended { Class::Normal } else { class };
             let daemon = self.processes.get(&about.parent).filter(|p| p.about.uid == about.uid);
             let group = daemon.and_then(|p| p.group.as_ref()).filter(|(_, role)| *role == Role::Daemon);
             let group = group.map(|(name, _)| (name.clone(), Role::Server));
-            let mut p = Process { about, class, before, nice, ceiling, stuck: 0, group };
+            let mut p = Process { about, class, before, nice, ceiling, limits, stuck: 0, group };
             if let Some((name, role)) = &p.group {
                 p.about.name = name_in(name, *role).unwrap_or(p.about.name);
             }
@@ -383,7 +393,7 @@ impl<W: World> Service<W> {
         self.processes.get_mut(&pid).ok_or(Refusal::NoProcess(pid))
     }
 
-    fn inherited(&mut self, about: &Described) -> (Class, i8, (Class, i8)) {
+    fn inherited(&mut self, about: &Described) -> (Class, i8, (Class, i8), Limits) {
         let mut parent = about.parent;
         for _ in 0..MAX_ANCESTORS {
             if let Some(p) = self.processes.get(&parent).filter(|p| p.about.uid == about.uid) {
@@ -393,7 +403,7 @@ impl<W: World> Service<W> {
                 let has_server = |name: &String| !self.in_group(&(about.uid, name.clone()), Role::Server).is_empty();
                 let groups = daemon.is_some_and(|(name, _)| !has_server(name));
                 let class = if let (Class::Custom(_), false) = (p.class, groups) { Class::Normal } else { p.class };
-                return (class, p.nice, p.ceiling);
+                return (class, p.nice, p.ceiling, p.limits);
             }
             match self.world.describe(parent) {
                 Some(d) if parent > 1 && d.parent != parent => parent = d.parent,
@@ -401,7 +411,7 @@ impl<W: World> Service<W> {
             }
         }
         let nice = about.nice.clamp(-20, 19) as i8;
-        (Class::Normal, nice, (Class::Normal, nice))
+        (Class::Normal, nice, (Class::Normal, nice), Limits::default())
     }
 
     fn join(&mut self, id: SessionId, pid: u32, name: &str) -> Result<Reply, Refusal> {
@@ -589,6 +599,7 @@ impl<W: World> Service<W> {
                 switches: None,
                 off_ns: None,
                 level: d.about.level,
+                memory_limit: None,
             }));
             processes.extend(on_gpus.into_iter().map(|(g, v)| wire::Process {
                 pid,
@@ -606,6 +617,7 @@ impl<W: World> Service<W> {
                 switches: v.switches,
                 off_ns: Some(v.off_ns),
                 level: g.about.level,
+                memory_limit: p.limits.memory.filter(|_| g.has_memory),
             }));
         }
         Reply::Processes { processes, more: false }
@@ -631,6 +643,7 @@ impl<W: World> Service<W> {
             before: p.before,
             nice: p.nice,
             ceiling: p.ceiling,
+            memory: [p.limits.memory, p.limits.most],
             group: p.group.as_ref().map(|(name, role)| (name.clone(), *role as u8)),
             folder: self.groups.values().find(|g| g.daemon == pid).map(|g| g.folder.clone()),
         };
@@ -649,7 +662,9 @@ impl<W: World> Service<W> {
                     self.restore_group(s.pid, (about.uid, name.clone()), *role, s.folder.unwrap_or_default());
                 }
                 let (class, before, nice, ceiling) = (s.class, s.before, s.nice, s.ceiling);
-                self.processes.insert(s.pid, Process { about, class, before, nice, ceiling, stuck: 0, group });
+                let [memory, most] = s.memory;
+                let limits = Limits { memory, most };
+                self.processes.insert(s.pid, Process { about, class, before, nice, ceiling, limits, stuck: 0, group });
             }
         }
     }

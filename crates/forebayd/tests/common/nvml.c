@@ -1,5 +1,5 @@
 // A stand-in for NVML, for tests on machines without a GPU: processes are those named in the folder of the CUDA stand-in,
-// and as busy as the processor says. Like NVML it takes samples a few times a second, and says nothing of who does nothing.
+// and as busy as the processor says; each has as many bytes of the GPU's memory as its file PID.memory says, or a megabyte. Like NVML it takes samples a few times a second, and says nothing of who does nothing.
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -54,11 +54,21 @@ int nvmlDeviceGetCount_v2(unsigned *n) { return *n = 1, OK; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **d) { return *d = (void *)1, i ? NOT_FOUND : OK; }
 int nvmlDeviceGetMinorNumber(void *d, unsigned *n) { return *n = 0, OK; }
 
+static u64 memory_of(unsigned pid) {
+  char path[4096];
+  u64 bytes = 1 << 20;
+  snprintf(path, sizeof path, "%s/%u.memory", getenv("FOREBAY_STAND_IN_STATES"), pid);
+  FILE *f = fopen(path, "r");
+  if (f && fscanf(f, "%llu", &bytes) != 1) bytes = 1 << 20;
+  if (f) fclose(f);
+  return bytes;
+}
+
 int nvmlDeviceGetComputeRunningProcesses_v3(void *d, unsigned *n, struct info *out) {
   unsigned pids[MOST], have = processes(pids), room = *n;
   *n = have;
   if (have > room) return INSUFFICIENT_SIZE;
-  for (unsigned i = 0; i < have; i++) out[i] = (struct info){pids[i], 1 << 20, 0, 0};
+  for (unsigned i = 0; i < have; i++) out[i] = (struct info){pids[i], memory_of(pids[i]), 0, 0};
   return OK;
 }
 
