@@ -158,9 +158,25 @@ pub trait Device: Send + Sync {
         false
     }
 
+    /// Divides it: a device of at least `units` of its compute units, and one of the rest. Kernels of one do not take the
+    /// other's units; what else there is (memory, caches, copy engines) they share. It goes on being a device itself, whose
+    /// kernels run on all units.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where it cannot be divided, [`Error::Invalid`] where not like this.
+    fn split(&self, units: u32) -> Result<[Arc<dyn Device>; 2]> {
+        let what = format!("a part of it with {units} compute units");
+        Err(Error::Unsupported { device: self.info().name.clone(), what })
+    }
+
     /// Copies of at least so many bytes run beside kernels that do not use the same memory; [`usize::MAX`] if none do.
     fn copies_beside(&self) -> usize {
         usize::MAX
+    }
+
+    /// Whether its queues replay lists of kernels ([`Queue::launch_list`]) instead of launching one by one.
+    fn replays(&self) -> bool {
+        false
     }
 
     /// What it could not do that others of its kind can, and why, as far as that has been tried.

@@ -21,6 +21,47 @@ fn check_kind(kind: Kind) {
     devices.iter().for_each(|d| check(&**d));
 }
 
+/// The suite on both parts of each device that can be divided, which share it fairly; how many there were.
+fn check_parts(kind: Kind) -> usize {
+    let divided = |d: &Arc<dyn Device>| {
+        let units = d.info().compute_units;
+        for bad in [0, units, units + 1, u32::MAX] {
+            let refused = d.split(bad).map(|_| ());
+            assert!(matches!(refused, Err(Error::Invalid { .. } | Error::Unsupported { .. })), "{bad}: {refused:?}");
+        }
+        let parts = match d.split(1) {
+            Err(why) => {
+                eprintln!("skipped: {why}");
+                return false;
+            }
+            Ok(parts) => parts,
+        };
+        let of = parts.each_ref().map(|p| p.info().compute_units);
+        assert!(of[0] >= 1 && of[1] >= 1 && of[0] + of[1] <= units, "{of:?} of {units}");
+        assert!(parts[0].info().name.contains(&format!("({} of {units} ", of[0])), "{}", parts[0].info().name);
+        parts.iter().for_each(|p| check(&**p));
+        check(&**d);
+        true
+    };
+    discover(&[kind]).0.iter().filter(|d| divided(d)).count()
+}
+
+#[test]
+fn parts_are_devices() {
+    if stand_in::is_here() {
+        cuda::use_rm(Arc::new(FakeRm::default()));
+        assert_eq!(check_parts(Kind::Cuda), 1, "the stand-in can be divided");
+        return;
+    }
+    check_parts(Kind::Cuda);
+    check_parts(Kind::OpenCl);
+    for (kind, d) in [Kind::Cpu, Kind::Sim].map(|k| (k, discover(&[k]).0)) {
+        let refused = d[0].split(1).map(|_| ());
+        assert!(matches!(refused, Err(Error::Unsupported { .. })), "{kind}: {refused:?}");
+    }
+    stand_in::again("parts_are_devices");
+}
+
 #[test]
 fn cpu() {
     check_kind(Kind::Cpu);

@@ -675,6 +675,30 @@ fn beside_a_resident_grid_memory_and_code_wait_for_its_end() {
 }
 
 #[test]
+fn a_grid_on_a_part_leaves_the_rest_to_others() {
+    let Some(d) = device() else { return stand_in::again("a_grid_on_a_part_leaves_the_rest_to_others") };
+    let [part, rest] = d.split(1).unwrap();
+    let text = "extern \"C\" __global__ void set(unsigned *p) { *p = 7; }";
+    let kernel = rest.compile(&forebay::hal::Source::CudaCpp(text.into()), "set").unwrap();
+    // A block for each multiprocessor of the part, and not of the whole.
+    let mut g = builder().start_on(&part).unwrap();
+    assert_eq!(g.size(), 1);
+    let (b, h) = (rest.alloc(4).unwrap(), rest.alloc_host(4).unwrap());
+    let mut q = rest.queue().unwrap();
+    q.launch(&kernel, &forebay::hal::Geometry::linear(1), &[forebay::hal::Arg::Buffer(&b)]).unwrap();
+    q.copy(&b, 0, &h, 0, 4).unwrap();
+    let f = q.fence().unwrap();
+    q.wait(f).unwrap();
+    // SAFETY: the copy is done.
+    assert_eq!(unsafe { h.host_ptr().unwrap().cast::<u32>().read() }, 7);
+    assert_eq!(g.wait(g.submit(call(&g, "add", &[4, 5])).unwrap()).unwrap().result_as::<u64>(), 9);
+    // Both parts have one context: what loads code would wait for the grid.
+    let refused = rest.compile(&forebay::hal::Source::CudaCpp(format!("{text}//").into()), "set").map(drop);
+    assert!(refused.unwrap_err().to_string().contains("resident"));
+    g.stop().unwrap();
+}
+
+#[test]
 fn a_task_that_faults_is_named_and_nobody_waits_for_ever() {
     let Some(d) = device() else {
         return stand_in::again("a_task_that_faults_is_named_and_nobody_waits_for_ever");

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Context;
+use super::part::Part;
 use super::sys::{self, CuDevicePtr, CuEvent, CuStream};
 use crate::queue::HostRange;
 use crate::{Completion, Result};
@@ -151,6 +152,8 @@ struct Stream {
 /// The streams of a queue.
 pub(super) struct Lanes {
     context: Arc<Context>,
+    /// Whose streams they are, if not the whole device's.
+    part: Option<Arc<Part>>,
     streams: [Stream; 3],
     /// A large copy has been made: uses are remembered from here on.
     beside: bool,
@@ -165,7 +168,10 @@ pub(super) struct Lanes {
 // SAFETY: streams may be used from any thread with the context current; one thread at a time has `&mut`.
 unsafe impl Send for Lanes {}
 
-fn stream(context: &Context) -> Result<CuStream> {
+fn stream(context: &Context, part: Option<&Part>) -> Result<CuStream> {
+    if let Some(part) = part {
+        return part.stream();
+    }
     let d = context.enter()?;
     let mut id = null_mut();
     // SAFETY: `id` is valid.
@@ -174,12 +180,18 @@ fn stream(context: &Context) -> Result<CuStream> {
 }
 
 impl Lanes {
-    pub(super) fn new(context: Arc<Context>) -> Result<Self> {
+    /// On the whole device, or on a part of it.
+    pub(super) fn new(context: Arc<Context>, part: Option<Arc<Part>>) -> Result<Self> {
         let none = || Stream { id: null_mut(), tail: 0, fenced: 0, reached: 0, marks: VecDeque::new(), knows: [0; 3] };
         let mut streams = [none(), none(), none()];
-        streams[0].id = stream(&context)?;
+        streams[0].id = stream(&context, part.as_deref())?;
         let (uses, host, spare) = (HashMap::new(), VecDeque::new(), Vec::new());
-        Ok(Lanes { context, streams, beside: false, uses, host, floor: [0; 3], spare })
+        Ok(Lanes { context, part, streams, beside: false, uses, host, floor: [0; 3], spare })
+    }
+
+    /// Whether they are of a part of the device.
+    pub(super) fn is_part(&self) -> bool {
+        self.part.is_some()
     }
 
     pub(super) fn main(&self) -> CuStream {
@@ -197,7 +209,7 @@ impl Lanes {
         if lane != Lane::Main && !self.beside {
             for l in [Lane::Up, Lane::Down] {
                 if self.streams[l as usize].id.is_null() {
-                    self.streams[l as usize].id = stream(&self.context)?;
+                    self.streams[l as usize].id = stream(&self.context, self.part.as_deref())?;
                 }
             }
             // Nothing is known of what came before.

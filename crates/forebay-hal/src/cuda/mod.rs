@@ -8,6 +8,7 @@ pub mod checkpoint;
 mod graph;
 mod lanes;
 mod nvrtc;
+mod part;
 mod queue;
 mod sys;
 mod window;
@@ -21,10 +22,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 pub use nvrtc::Nvrtc;
+use part::Part;
 use sys::{CuContext, CuDevice, CuDevicePtr, CuFunction, CuModule, CuResult, Driver, SUCCESS};
+use window::Windows;
 #[doc(hidden)]
 pub use window::use_rm;
-use window::{Part, Windows};
 
 use crate::cache::{Cache, Loaded};
 use crate::kernel::KernelImpl;
@@ -160,6 +162,8 @@ pub struct CudaDevice {
     cc: u32,
     cache: Cache,
     modules: Loaded<CudaModule>,
+    /// The part that it is, if it is not the whole of it.
+    part: Option<Arc<Part>>,
     copy: CopyKernel,
     windows: Windows,
     /// Copies from this size on go beside kernels.
@@ -242,6 +246,7 @@ impl CudaDevice {
             cc,
             cache: Cache::user(),
             modules: Loaded::default(),
+            part: None,
             copy: CopyKernel::default(),
             windows: Windows::default(),
             beside: beside(),
@@ -338,7 +343,7 @@ pub(super) struct CudaMemory {
     ptr: CuDevicePtr,
     len: usize,
     /// The part of a slab that it is, or the host memory; otherwise it is an allocation of its own.
-    part: Option<Part>,
+    part: Option<window::Part>,
     host: Option<Buffer>,
     context: Arc<Context>,
 }
@@ -528,10 +533,13 @@ impl Device for CudaDevice {
     }
 
     fn queue(&self) -> Result<Box<dyn Queue>> {
-        Ok(Box::new(queue::CudaQueue::new(self.context.clone(), self.copy.clone(), self.beside)?))
+        Ok(Box::new(queue::CudaQueue::new(self.context.clone(), self.part.clone(), self.copy.clone(), self.beside)?))
     }
 
     fn reaches(&self, other: &Buffer) -> bool {
+        if queue::is_mine(&self.context, other) {
+            return true;
+        }
         let Some(m) = queue::peer(&self.context, other) else { return false };
         // Once for each device: the driver copies directly then, where the machine can, and by the host's memory otherwise.
         let first = self.peers.lock().unwrap_or_else(PoisonError::into_inner).insert(m.context.device);
@@ -547,8 +555,41 @@ impl Device for CudaDevice {
         true
     }
 
+    fn split(&self, units: u32) -> Result<[Arc<dyn Device>; 2]> {
+        if self.part.is_some() {
+            let what = "a part of a part".into();
+            return Err(Error::Unsupported { device: self.context.name.clone(), what });
+        }
+        let device = |part: Part| -> Arc<dyn Device> {
+            let (units, all) = (part.multiprocessors, self.info.compute_units.max(1));
+            let info = DeviceInfo {
+                name: format!("{} ({units} of {all} multiprocessors)", self.info.name),
+                compute_units: units,
+                strength: self.info.strength * u64::from(units) / u64::from(all),
+                ..self.info.clone()
+            };
+            Arc::new(CudaDevice {
+                info,
+                context: self.context.clone(),
+                cc: self.cc,
+                cache: self.cache.clone(),
+                modules: Loaded::default(),
+                part: Some(Arc::new(part)),
+                copy: self.copy.clone(),
+                windows: Windows::default(),
+                beside: self.beside,
+                peers: Mutex::default(),
+            })
+        };
+        Ok(Part::split(&self.context, units)?.map(device))
+    }
+
     fn copies_beside(&self) -> usize {
         self.beside
+    }
+
+    fn replays(&self) -> bool {
+        self.part.is_none()
     }
 
     fn without(&self) -> Vec<String> {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::graph::Recording;
 use super::lanes::{Lane, Lanes, Reached};
+use super::part::Part;
 use super::sys::{CuDevicePtr, CuFunction, SUCCESS};
 use super::{Context, CopyKernel, CudaKernel, CudaMemory};
 use crate::cpu::{check_range, host_range};
@@ -34,6 +35,11 @@ pub(super) struct CudaQueue {
 
 fn mine<'b>(context: &Arc<Context>, b: &'b Buffer) -> Option<&'b CudaMemory> {
     b.as_any().downcast_ref::<CudaMemory>().filter(|m| Arc::ptr_eq(&m.context, context))
+}
+
+/// Whether it is device memory of the same GPU.
+pub(super) fn is_mine(context: &Arc<Context>, b: &Buffer) -> bool {
+    mine(context, b).is_some_and(|m| m.host.is_none())
 }
 
 /// The device memory of another CUDA device.
@@ -116,8 +122,8 @@ fn shared<'a>(args: &'a [Arg<'_>]) -> impl Iterator<Item = HostRange> + 'a {
 }
 
 impl CudaQueue {
-    pub(super) fn new(context: Arc<Context>, copy: CopyKernel, beside: usize) -> Result<Self> {
-        let lanes = Lanes::new(context.clone())?;
+    pub(super) fn new(context: Arc<Context>, part: Option<Arc<Part>>, copy: CopyKernel, beside: usize) -> Result<Self> {
+        let lanes = Lanes::new(context.clone(), part)?;
         let (fences, keep) = (VecDeque::new(), KeepAlive::default());
         Ok(CudaQueue { context, lanes, beside, fences, issued: 0, reached: 0, keep, copy })
     }
@@ -381,9 +387,9 @@ impl Queue for CudaQueue {
     }
 
     fn launch_list(&mut self, list: &[Listed<'_>], recorded: &mut Recorded) -> Result<Issued> {
-        if let [l] = list {
-            // A graph of one node costs more than a launch.
-            self.launch(l.kernel, &l.geometry, l.args)?;
+        // A graph of one node costs more than a launch.
+        if list.len() == 1 || self.lanes.is_part() {
+            list.iter().try_for_each(|l| self.launch(l.kernel, &l.geometry, l.args))?;
             return Ok(Issued::Singly);
         }
         let calls = list.iter().map(|l| Call::new(&self.context, l.kernel, &l.geometry, l.args));

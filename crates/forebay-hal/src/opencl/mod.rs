@@ -49,7 +49,7 @@ fn open_all() -> Result<Vec<Arc<dyn Device>>> {
     let mut found: Vec<Arc<dyn Device>> = Vec::new();
     for p in platforms {
         for id in device::get_device_ids(p, device::CL_DEVICE_TYPE_ALL).unwrap_or_default() {
-            found.push(Arc::new(ClDevice::open(id)?));
+            found.push(Arc::new(ClDevice::open(id, None)?));
         }
     }
     if found.is_empty() { Err(none("no platform has a device")) } else { Ok(found) }
@@ -70,6 +70,8 @@ fn check<T>(call: &'static str, device: &str, r: std::result::Result<T, cl_int>)
 struct Context {
     id: cl_context,
     device: cl_device_id,
+    /// It is a part of a device, which is given back.
+    is_part: bool,
     name: String,
     allocated: AtomicU64,
     limit: u64,
@@ -84,6 +86,10 @@ impl Drop for Context {
     fn drop(&mut self) {
         // SAFETY: created in `open`, released once.
         let _ = unsafe { context::release_context(self.id) };
+        if self.is_part {
+            // SAFETY: made in `split`, released once.
+            let _ = unsafe { device::release_device(self.device) };
+        }
     }
 }
 
@@ -98,13 +104,17 @@ pub struct ClDevice {
 }
 
 impl ClDevice {
-    fn open(id: cl_device_id) -> Result<Self> {
+    /// Opens it; `of` says what it is a part of, if it is one.
+    fn open(id: cl_device_id, of: Option<&DeviceInfo>) -> Result<Self> {
         let text = |what| device::get_device_info(id, what).map(String::from).unwrap_or_default().trim().to_owned();
         let number = |what| device::get_device_info(id, what).map(u64::from).unwrap_or(0);
         let units = device::get_device_info(id, device::CL_DEVICE_MAX_COMPUTE_UNITS).map(u32::from).unwrap_or(1);
         let mhz = device::get_device_info(id, device::CL_DEVICE_MAX_CLOCK_FREQUENCY).map(u32::from).unwrap_or(1000);
         let gpu = number(device::CL_DEVICE_TYPE) & device::CL_DEVICE_TYPE_GPU != 0;
-        let name = text(device::CL_DEVICE_NAME);
+        let name = of.map_or_else(
+            || text(device::CL_DEVICE_NAME),
+            |d| format!("{} ({units} of {} compute units)", d.name, d.compute_units),
+        );
         let limit = crate::memory::allowed(number(device::CL_DEVICE_GLOBAL_MEM_SIZE));
         let ctx = check("clCreateContext", &name, context::create_context(&[id], null(), None, null_mut()))?;
         Ok(ClDevice {
@@ -119,7 +129,14 @@ impl ClDevice {
                 is_cpu: !gpu,
                 name: name.clone(),
             },
-            context: Arc::new(Context { id: ctx, device: id, name, allocated: AtomicU64::new(0), limit }),
+            context: Arc::new(Context {
+                id: ctx,
+                device: id,
+                is_part: of.is_some(),
+                name,
+                allocated: AtomicU64::new(0),
+                limit,
+            }),
             cache: Cache::user(),
             programs: Loaded::default(),
             free_queues: number(device::CL_DEVICE_QUEUE_ON_HOST_PROPERTIES)
@@ -356,6 +373,33 @@ impl Device for ClDevice {
 
     fn methods(&self) -> &[Method] {
         &[Method::Engine, Method::Mapped]
+    }
+
+    fn split(&self, units: u32) -> Result<[Arc<dyn Device>; 2]> {
+        let (c, all) = (&self.context, self.info.compute_units);
+        if units == 0 || units >= all {
+            let what = format!("a part of {units} of {all} compute units: something has to be left for each part");
+            return Err(Error::Invalid { device: c.name.clone(), what });
+        }
+        let counts = [
+            device::CL_DEVICE_PARTITION_BY_COUNTS,
+            units as isize,
+            (all - units) as isize,
+            device::CL_DEVICE_PARTITION_BY_COUNTS_LIST_END,
+            0,
+        ];
+        let parts = device::create_sub_devices(c.device, &counts).map_err(|code| Error::Unsupported {
+            device: c.name.clone(),
+            what: format!("a part of it with {units} compute units ({})", error_codes::error_text(code)),
+        })?;
+        let [part, rest] = parts[..] else {
+            return Err(Error::Invalid {
+                device: c.name.clone(),
+                what: format!("{} parts instead of two", parts.len()),
+            });
+        };
+        let open = |id| -> Result<Arc<dyn Device>> { Ok(Arc::new(ClDevice::open(id, Some(&self.info))?)) };
+        Ok([open(part)?, open(rest)?])
     }
 
     fn queue(&self) -> Result<Box<dyn Queue>> {

@@ -258,6 +258,11 @@ impl Grid {
         self.shared.site.reaches_host()
     }
 
+    /// How many blocks it has.
+    pub fn size(&self) -> usize {
+        self.shared.site.blocks()
+    }
+
     /// The number of a function.
     ///
     /// # Errors

@@ -288,7 +288,8 @@ impl Builder {
     }
 
     /// Builds the functions and starts the grid on a device: of CUDA, or the CPU. On a CUDA device kernels that are to be used
-    /// beside it are compiled before it is started, and memory that is freed while it runs is free when it has ended.
+    /// beside it are compiled before it is started, and memory that is freed while it runs is free when it has ended. A grid on
+    /// a part of a device ([`Device::split`]) leaves the rest to others.
     ///
     /// # Errors
     /// As [`Builder::start_on_cpu`]; [`Error::Start`] for devices of other kinds.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay::hal::discover;
+use forebay::hal::{Device, discover};
 use forebay::place::{Accelerated, Models, decision_cost};
 use forebay::transfer::Engine;
 use forebay::{Datablock, Impl, Kind, Mode, Runtime, Task};
@@ -53,8 +53,23 @@ fn text(e: forebay::Error) -> String {
 
 fn runtime(mode: Mode, models: &Arc<Models>) -> Result<Runtime> {
     // Everything that there is, the CPU by another name included: it has other costs.
-    let (devices, _) = forebay::hal::discover(&[Kind::OpenCl, Kind::Cuda]);
+    let (devices, _) = discover(&[Kind::OpenCl, Kind::Cuda]);
+    let devices = devices.into_iter().flat_map(strong_and_weak).collect();
     Runtime::builder().mode(mode).devices(devices).models(models.clone()).service(false).build().map_err(text)
+}
+
+/// Three quarters and one quarter of a GPU that can be divided: two devices that differ in nothing but their strength.
+fn strong_and_weak(device: Arc<dyn Device>) -> Vec<Arc<dyn Device>> {
+    let i = device.info();
+    let parts = (i.kind == Kind::Cuda).then(|| device.split((i.compute_units / 4).max(1)));
+    match parts {
+        Some(Ok([weak, strong])) => vec![strong, weak],
+        Some(Err(why)) => {
+            eprintln!("placement: the whole of {}: {why}", i.name);
+            vec![device]
+        }
+        None => vec![device],
+    }
 }
 
 /// A load that comes and goes while it exists.

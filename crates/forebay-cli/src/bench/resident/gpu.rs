@@ -102,12 +102,13 @@ pub fn run(quick: bool) -> Result<Vec<Row>> {
     heaps(&device, &kernels, effort, &mut rows)?;
     let grid = with.start_on(&device).map_err(text)?;
     let mut gpu = Gpu { device, queue, grid, kernels, effort, rows };
-    let parts: [(&str, Part); 6] = [
+    let parts: [(&str, Part); 7] = [
         ("round trips", Gpu::round_trips),
         ("throughput", Gpu::throughput),
         ("searches", Gpu::searches),
         ("small computations", Gpu::softmax),
         ("an idle grid beside other work, and its end", Gpu::idle),
+        ("an idle grid on a part of the device", Gpu::idle_on_a_part),
         ("tasks that make tasks", Gpu::trees),
     ];
     for (name, part) in parts {
@@ -475,6 +476,39 @@ impl Gpu {
         let row = Row::new("a kernel for the whole device, beside a grid that waits", "ms", Some(beside * 1e3));
         self.rows.push(row.peer("without the grid", Some(alone * 1e3)).at_most("without the grid", 1.02));
         self.rows.push(Row::new("from being told to the grid's end", "ms", Some(end)).below(1.0));
+        Ok(())
+    }
+
+    /// The same, where the grid has a part of the device and the kernels have the rest. No other grid runs.
+    fn idle_on_a_part(&mut self) -> Result<()> {
+        let units = self.device.info().compute_units;
+        let [few, rest] = match self.device.split((units / 8).max(1)) {
+            Ok(parts) => parts,
+            Err(why) => {
+                eprintln!("resident: no grid on a part of the device: {why}");
+                return Ok(());
+            }
+        };
+        let n = self.effort.items;
+        let (work, mut q) = (self.kernel("work_alone")?, rest.queue().map_err(text)?);
+        let data = filled(&rest, &mut *q, bytemuck::cast_slice(&vec![1u32; n]))?;
+        let mut time = || {
+            seconds(self.effort.repeats, || {
+                for _ in 0..20 {
+                    let args = [Arg::Buffer(&data), Arg::U64(0), Arg::U64(n as u64)];
+                    q.launch(&work, &shape(&rest, n), &args).map_err(text)?;
+                }
+                finish(&mut *q)
+            })
+        };
+        let mut grid = Builder::new(TASKS).functions(FUNCTIONS).start_on(&few).map_err(text)?;
+        let beside = time()?;
+        grid.stop().map_err(text)?;
+        let alone = time()?;
+        let (few, rest) = (few.info().compute_units, rest.info().compute_units);
+        let what = format!("a kernel on {rest} multiprocessors, beside a grid that waits on {few} others");
+        let row = Row::new(what, "ms", Some(beside * 1e3)).peer("without the grid", Some(alone * 1e3));
+        self.rows.push(row.at_most("without the grid", 1.02));
         Ok(())
     }
 }
