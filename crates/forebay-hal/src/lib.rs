@@ -169,6 +169,20 @@ pub trait Device: Send + Sync {
         Err(Error::Unsupported { device: self.info().name.clone(), what })
     }
 
+    /// A lost device, made anew: what comes back works again, though nothing is left of what was on it. Everything of the
+    /// lost one (parts, queues, buffers, kernels, other handles) must have been dropped, save this handle.
+    ///
+    /// # Safety
+    /// Nobody else in this process uses the device, or memory that the device's driver has page-locked for them: with the
+    /// lost context, which the whole process shares, it goes away.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when it is not lost, or something of it is still there; [`Error::Unsupported`] where a lost device
+    /// stays lost; the driver's.
+    unsafe fn renew(&self) -> Result<Arc<dyn Device>> {
+        Err(Error::Unsupported { device: self.info().name.clone(), what: "being renewed".into() })
+    }
+
     /// Copies of at least so many bytes run beside kernels that do not use the same memory; [`usize::MAX`] if none do.
     fn copies_beside(&self) -> usize {
         usize::MAX

@@ -62,6 +62,49 @@ fn parts_are_devices() {
     stand_in::again("parts_are_devices");
 }
 
+/// Two handles of a device that a kernel has made unusable.
+fn lost() -> Option<[Arc<dyn Device>; 2]> {
+    let [d, other] = [(); 2].map(|()| discover(&[Kind::Cuda]).0.into_iter().next());
+    let d = d?;
+    let text = "extern \"C\" __global__ void bad() { *(volatile unsigned *)8 = 1; }";
+    let kernel = d.compile(&forebay_hal::Source::CudaCpp(text.into()), "bad").unwrap();
+    // SAFETY: the device is not lost, which is what this tests.
+    let early = unsafe { d.renew() }.map(drop);
+    assert!(matches!(&early, Err(Error::Invalid { what, .. }) if what.contains("not lost")), "{early:?}");
+    let mut q = d.queue().unwrap();
+    q.launch(&kernel, &forebay_hal::Geometry::linear(1), &[]).unwrap();
+    let fence = q.fence();
+    let ended = fence.and_then(|f| q.wait(f));
+    assert!(matches!(ended, Err(Error::Lost { .. })), "{ended:?}");
+    Some([d, other?])
+}
+
+#[test]
+fn a_lost_device_is_renewed_once_everything_of_it_is_gone() {
+    const NAME: &str = "a_lost_device_is_renewed_once_everything_of_it_is_gone";
+    if !stand_in::is_here() && !stand_in::alone(NAME) {
+        return stand_in::again(NAME);
+    }
+    if stand_in::is_here() {
+        cuda::use_rm(Arc::new(FakeRm::default()));
+    }
+    let Some([d, other]) = lost() else { return eprintln!("skipped: no CUDA device here") };
+    let lost = |r: forebay_hal::Result<()>| matches!(r, Err(Error::Lost { .. }));
+    assert!(lost(other.alloc(4).map(drop)), "all handles share what is lost");
+    // SAFETY: nobody else uses the device here.
+    let refused = unsafe { d.renew() }.map(drop);
+    assert!(matches!(&refused, Err(Error::Invalid { what, .. }) if what.starts_with("1 of its")), "{refused:?}");
+    drop(other);
+    // SAFETY: as above.
+    let new = unsafe { d.renew() }.unwrap();
+    assert!(lost(d.alloc(4).map(drop)) && lost(d.queue().map(drop)), "the old handle stays what it is");
+    // SAFETY: as above; it is no more than refused.
+    assert!(unsafe { d.renew() }.is_err(), "once");
+    check(&*new);
+    drop(d);
+    check(&*new);
+}
+
 #[test]
 fn cpu() {
     check_kind(Kind::Cpu);

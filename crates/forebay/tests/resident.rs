@@ -718,6 +718,14 @@ fn a_task_that_faults_is_named_and_nobody_waits_for_ever() {
     assert!(matches!(last, Err(Error::Lost { .. })), "{last:?}");
     assert!(matches!(g.drain(), Err(Error::Lost { .. })));
     assert!(matches!(b.start_on(&d).map(drop), Err(Error::Lost { .. })));
+    // The context is made anew once nothing of the old one is held, and a grid goes on there.
+    // SAFETY: nobody else in this process uses the device.
+    let renewed = || unsafe { d.renew() };
+    assert!(renewed().map(drop).unwrap_err().to_string().contains("are in use"));
+    drop(g);
+    let d = renewed().unwrap();
+    let g = b.start_on(&d).unwrap();
+    g.wait(g.submit(call(&g, "good", &[])).unwrap()).unwrap();
 }
 
 #[test]

@@ -2,7 +2,8 @@
 //! fatbin.
 //!
 //! The device's primary context is used, so that buffers are visible to other CUDA libraries of the process. After a
-//! fault the context is lost for good: every later call reports [`Error::Lost`] and calls nothing.
+//! fault the context is lost: every later call through any of its handles reports [`Error::Lost`] and calls nothing, and
+//! what is freed is not. [`Device::renew`] makes another one.
 
 pub mod checkpoint;
 mod graph;
@@ -15,10 +16,10 @@ mod window;
 
 use std::any::Any;
 use std::cell::Cell;
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr::{NonNull, null_mut};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 pub use nvrtc::Nvrtc;
@@ -57,14 +58,32 @@ pub fn devices() -> Result<Vec<Arc<dyn Device>>> {
     (0..n).map(|i| Ok(Arc::new(CudaDevice::open(d, i)?) as Arc<dyn Device>)).collect()
 }
 
+/// A device's primary context, which all handles of the device share.
+struct Primary {
+    /// No other has the same, before or after.
+    serial: usize,
+    /// Why it is lost, if it is.
+    lost: OnceLock<String>,
+}
+
+/// The primary contexts of today. Whoever opens or renews a device holds the lock.
+static PRIMARIES: Mutex<BTreeMap<CuDevice, Arc<Primary>>> = Mutex::new(BTreeMap::new());
+
+type Primaries<'a> = MutexGuard<'a, BTreeMap<CuDevice, Arc<Primary>>>;
+
+fn primaries() -> Primaries<'static> {
+    PRIMARIES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 struct Context {
     driver: &'static Driver,
     id: CuContext,
+    primary: Arc<Primary>,
+    ordinal: c_int,
     device: CuDevice,
     name: String,
     allocated: AtomicU64,
     limit: u64,
-    lost: OnceLock<String>,
     stay: Mutex<Stay>,
 }
 
@@ -81,21 +100,21 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 thread_local! {
-    /// The context that this thread made current last, to save the call.
+    /// Serial number of the context that this thread made current last, to save the call.
     static CURRENT: Cell<usize> = const { Cell::new(0) };
 }
 
 impl Context {
     /// Makes the context current on this thread; an error once it is lost.
     fn enter(&self) -> Result<&'static Driver> {
-        if let Some(why) = self.lost.get() {
+        if let Some(why) = self.primary.lost.get() {
             return Err(Error::Lost { device: self.name.clone(), why: why.clone() });
         }
-        if CURRENT.get() != self.id as usize {
+        if CURRENT.get() != self.primary.serial {
             // SAFETY: the primary context is retained for as long as `self` lives.
             let code = unsafe { (self.driver.cuCtxSetCurrent)(self.id) };
             self.check("cuCtxSetCurrent", code)?;
-            CURRENT.set(self.id as usize);
+            CURRENT.set(self.primary.serial);
         }
         Ok(self.driver)
     }
@@ -141,7 +160,7 @@ impl Context {
         let name = self.driver.error_name(code);
         if sys::STICKY.contains(&code) {
             let why = format!("{call}: {name} ({code})");
-            let why = self.lost.get_or_init(|| why).clone();
+            let why = self.primary.lost.get_or_init(|| why).clone();
             return Err(Error::Lost { device: self.name.clone(), why });
         }
         Err(Error::Driver(DriverError { call, code: i64::from(code), name, device: self.name.clone() }))
@@ -190,6 +209,10 @@ type CopyKernel = Arc<OnceLock<Option<Kernel>>>;
 
 impl CudaDevice {
     fn open(d: &'static Driver, ordinal: c_int) -> Result<Self> {
+        Self::open_with(d, ordinal, &mut primaries())
+    }
+
+    fn open_with(d: &'static Driver, ordinal: c_int, primaries: &mut Primaries<'_>) -> Result<Self> {
         let mut device = 0;
         let mut name = [0 as c_char; 128];
         let (mut version, mut bytes, mut id) = (0, 0usize, null_mut());
@@ -216,6 +239,9 @@ impl CudaDevice {
             check("cuDeviceTotalMem", (d.cuDeviceTotalMem)(&mut bytes, device))?;
             check("cuDevicePrimaryCtxRetain", (d.cuDevicePrimaryCtxRetain)(&mut id, device))?;
         }
+        static SERIAL: AtomicUsize = AtomicUsize::new(1);
+        let new = || Arc::new(Primary { serial: SERIAL.fetch_add(1, Ordering::Relaxed), lost: OnceLock::new() });
+        let primary = primaries.entry(device).or_insert_with(new).clone();
         // SAFETY: the driver NUL-terminates within the length, and the last byte was never written.
         let name = unsafe { std::ffi::CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
         let limit = crate::memory::allowed(bytes as u64);
@@ -236,11 +262,12 @@ impl CudaDevice {
             context: Arc::new(Context {
                 driver: d,
                 id,
+                primary,
+                ordinal,
                 device,
                 name,
                 allocated: AtomicU64::new(0),
                 limit,
-                lost: OnceLock::new(),
                 stay: Mutex::default(),
             }),
             cc,
@@ -553,6 +580,34 @@ impl Device for CudaDevice {
             }
         }
         true
+    }
+
+    unsafe fn renew(&self) -> Result<Arc<dyn Device>> {
+        let (c, d) = (&self.context, self.context.driver);
+        // Nobody opens it meanwhile.
+        let mut primaries = primaries();
+        if c.primary.lost.get().is_none() {
+            return Err(c.invalid("it is not lost, so there is nothing to renew".into()));
+        }
+        if !primaries.get(&c.device).is_some_and(|p| Arc::ptr_eq(p, &c.primary)) {
+            return Err(c.invalid("it has been renewed already".into()));
+        }
+        // Held by this handle: the context; by the kernel that copies, it and its module. By the table: the primary context.
+        let copy = if self.copy.get().is_some_and(Option::is_some) { 2 } else { 0 };
+        let held = (Arc::strong_count(c) + Arc::strong_count(&c.primary)).saturating_sub(3 + copy);
+        if held > 0 || self.part.is_some() {
+            return Err(
+                c.invalid(format!("{held} of its parts, queues, buffers, kernels and other handles are in use"))
+            );
+        }
+        // SAFETY: nothing of ours is left in the context, and by the contract nobody else has anything there.
+        let code = unsafe { (d.cuDevicePrimaryCtxReset)(c.device) };
+        if code != SUCCESS {
+            let (call, name) = ("cuDevicePrimaryCtxReset", d.error_name(code));
+            return Err(Error::Driver(DriverError { call, code: i64::from(code), name, device: c.name.clone() }));
+        }
+        primaries.remove(&c.device);
+        Ok(Arc::new(Self::open_with(d, c.ordinal, &mut primaries)?))
     }
 
     fn split(&self, units: u32) -> Result<[Arc<dyn Device>; 2]> {

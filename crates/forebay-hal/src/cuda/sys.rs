@@ -139,6 +139,7 @@ table! {
     cuDeviceTotalMem / "cuDeviceTotalMem_v2": fn(bytes: *mut usize, device: CuDevice);
     cuDevicePrimaryCtxRetain / "cuDevicePrimaryCtxRetain": fn(context: *mut CuContext, device: CuDevice);
     cuDevicePrimaryCtxRelease / "cuDevicePrimaryCtxRelease_v2": fn(device: CuDevice);
+    cuDevicePrimaryCtxReset / "cuDevicePrimaryCtxReset_v2": fn(device: CuDevice);
     cuCtxSetCurrent / "cuCtxSetCurrent": fn(context: CuContext);
     cuGetErrorName / "cuGetErrorName": fn(code: CuResult, name: *mut *const c_char);
     cuMemAlloc / "cuMemAlloc_v2": fn(p: *mut CuDevicePtr, bytes: usize);

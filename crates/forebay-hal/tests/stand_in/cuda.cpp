@@ -51,11 +51,15 @@ static int device_count() {
 }
 static bool is_context(void* c) { return c >= (void*)context_tags && c < (void*)(context_tags + device_count()); }
 static thread_local void* current = nullptr;
+static thread_local unsigned current_since = 0;
+// A context that was reset has to be made current again.
+static std::atomic<unsigned> resets{0};
 
 // ---------------------------------------------------------------- memory
 
 static std::mutex memory_lock;
 static std::map<uint64_t, size_t> device_memory;
+static std::map<void*, size_t> host_memory;
 static size_t used = 0;
 
 static bool in_device(uint64_t p, size_t n) {
@@ -131,7 +135,7 @@ static void synchronise_all() {
 #define READY                                    \
   if (!initialised) return NOT_INITIALIZED;      \
   if (int e = sticky) return e;                  \
-  if (!is_context(current)) return INVALID_CONTEXT
+  if (!is_context(current) || current_since != resets) return INVALID_CONTEXT
 #define STREAM(name, handle)                     \
   auto name = stream_of(handle);                 \
   if (!name) return INVALID_HANDLE
@@ -258,9 +262,33 @@ API int cuDeviceGetAttribute(int* v, int a, int) {
 API int cuDeviceTotalMem_v2(size_t* n, int) { *n = MEMORY; return OK; }
 API int cuDevicePrimaryCtxRetain(void** c, int d) { *c = &context_tags[d]; return sticky; }
 API int cuDevicePrimaryCtxRelease_v2(int) { return OK; }
+static void forget_memory();
+// Everything of the context goes, whether anybody still needs it or not.
+API int cuDevicePrimaryCtxReset_v2(int d) {
+  if (d < 0 || d >= device_count()) return INVALID_DEVICE;
+  std::map<Stream*, std::shared_ptr<Stream>> old;
+  {
+    std::lock_guard<std::mutex> g(streams_lock);
+    old.swap(streams);
+  }
+  for (auto& s : old) {
+    {
+      std::lock_guard<std::mutex> g(s.second->m);
+      s.second->stop = true;
+      s.second->work.clear();
+      s.second->changed.notify_all();
+    }
+    s.second->thread.join();
+  }
+  forget_memory();
+  resets++;
+  sticky = 0;
+  return OK;
+}
 API int cuCtxSetCurrent(void* c) {
   if (c && !is_context(c)) return INVALID_CONTEXT;
   current = c;
+  current_since = resets;
   return OK;
 }
 API int cuGetErrorName(int e, const char** s) {
@@ -412,13 +440,32 @@ API int cuMemGetHandleForAddressRange(void* to, uint64_t p, size_t n, int kind, 
 }
 API int cuMemHostAlloc(void** p, size_t n, unsigned) {
   READY;
-  *p = aligned_alloc(4096, (n + 4095) / 4096 * 4096);
-  return *p ? OK : OUT_OF_MEMORY;
+  void* m = mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (m == MAP_FAILED) return OUT_OF_MEMORY;
+  std::lock_guard<std::mutex> g(memory_lock);
+  host_memory[m] = n;
+  *p = m;
+  return OK;
+}
+static void forget_memory() {
+  std::lock_guard<std::mutex> g(memory_lock);
+  for (auto it = device_memory.begin(); it != device_memory.end();) {
+    if (mapped.count(it->first)) { ++it; continue; }
+    used -= it->second;
+    munmap((void*)it->first, it->second);
+    it = device_memory.erase(it);
+  }
+  for (auto& m : host_memory) munmap(m.first, m.second);
+  host_memory.clear();
 }
 API int cuMemFreeHost(void* p) {
   READY;
   synchronise_all();
-  free(p);
+  std::lock_guard<std::mutex> g(memory_lock);
+  auto it = host_memory.find(p);
+  if (it == host_memory.end()) return INVALID_VALUE;
+  munmap(p, it->second);
+  host_memory.erase(it);
   return OK;
 }
 static int copy(void* to, const void* from, size_t n, void* stream) {
