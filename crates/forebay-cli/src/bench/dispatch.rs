@@ -1,7 +1,7 @@
 //! `forebay bench dispatch`: what the runtime itself costs per item, against TBB's flow graph and StarPU.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use forebay::{Datablock, Feed, Graph, Result, Running, Runtime, Task, Template};
 
+use super::peers::build;
 use super::schema::{Row, median};
 
 const REPEATS: usize = 5;
@@ -118,26 +119,6 @@ fn stream(rt: &Runtime, messages: u64) -> Result<f64> {
     Ok(t.elapsed().as_nanos() as f64 / messages as f64)
 }
 
-/// Builds a peer's program from `benches/peers`, if its library and a compiler are here.
-/// Builds a peer's program with what a package asks for, and `more`.
-pub(super) fn build(source: &str, compiler: &str, pkg: &str, more: &[&str]) -> Result<PathBuf, String> {
-    let file = ["benches/peers", "peers"].iter().map(|d| Path::new(d).join(source)).find(|p| p.exists());
-    let file = file.ok_or_else(|| format!("{source} is not here (run from the checkout)"))?;
-    let flags = Command::new("pkg-config").args(["--cflags", "--libs", pkg]).output();
-    let flags = flags.ok().filter(|o| o.status.success()).ok_or_else(|| format!("{pkg} is not installed"))?;
-    let out = std::env::temp_dir().join(format!("forebay-{}-{}", source.replace('.', "-"), std::process::id()));
-    let flags = String::from_utf8_lossy(&flags.stdout).into_owned();
-    let mut built = Command::new(compiler);
-    let built = built.args(["-O2", "-o"]).arg(&out).arg(&file).args(flags.split_whitespace());
-    // StarPU's headers say that OpenCL 1.2 is deprecated.
-    let built = built.arg("-w").args(more).output();
-    match built {
-        Ok(o) if o.status.success() => Ok(out),
-        Ok(o) => Err(String::from_utf8_lossy(&o.stderr).lines().next().unwrap_or("it does not compile").to_owned()),
-        Err(e) => Err(format!("{compiler}: {e}")),
-    }
-}
-
 fn peer(program: &Path) -> HashMap<String, f64> {
     let out = Command::new(program).arg("1").env("STARPU_SILENT", "1").output();
     let text = out.map(|o| String::from_utf8_lossy(&o.stdout).into_owned()).unwrap_or_default();
@@ -220,16 +201,13 @@ pub fn run() -> Result<Vec<Row>> {
         ours.entry("fan-out").or_default().push(fan_out(&rt, 64, 15_000)?);
         ours.entry("stream-3").or_default().push(stream(&rt, 200_000)?);
         for (name, program) in &programs {
-            let r = peer(program);
+            let r = peer(&program.path());
             for c in CASES {
                 if let Some(v) = r.get(c) {
                     theirs.entry((name, c)).or_default().push(*v);
                 }
             }
         }
-    }
-    for (_, p) in &programs {
-        let _ = std::fs::remove_file(p);
     }
     let (build_ms, build_mb) = large()?;
     let mut rows = Vec::new();

@@ -4,6 +4,7 @@ mod conformance;
 mod dispatch;
 mod gesture;
 mod goals;
+mod peers;
 mod placement;
 mod ptask;
 mod report;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::{Changing, Result};
-use crate::bench::dispatch::build;
+use crate::bench::peers::build;
 use crate::bench::schema::{Row, median};
 
 /// Measurements of each policy.
@@ -45,17 +45,16 @@ pub(super) fn run(rows: &mut Vec<Row>) -> Result<()> {
             return Ok(());
         }
     };
-    let home = std::env::temp_dir().join(format!("forebay-starpu-bench-{}", std::process::id()));
-    std::fs::create_dir_all(&home).map_err(|e| e.to_string())?;
+    let home = tempfile::tempdir().map_err(|e| e.to_string())?;
     // dmda's models, measured without load as its manual says.
-    seconds(&program, &home, "dmda", &plugin, 20, true)?;
+    seconds(&program.path(), home.path(), "dmda", &plugin, 20, true)?;
     for (what, loaded, target) in [("nothing else", false, 1.0), ("load that changes", true, 1.5)] {
         let load = loaded.then(Changing::start);
         let mut samples: [Vec<f64>; 3] = Default::default();
         for round in 0..ROUNDS {
             for i in 0..POLICIES.len() {
                 let i = (i + round) % POLICIES.len();
-                samples[i].push(seconds(&program, &home, POLICIES[i], &plugin, 30, false)?);
+                samples[i].push(seconds(&program.path(), home.path(), POLICIES[i], &plugin, 30, false)?);
             }
         }
         drop(load);
@@ -65,7 +64,5 @@ pub(super) fn run(rows: &mut Vec<Row>) -> Result<()> {
             row.peer("StarPU dmda", Some(dmda)).peer("StarPU eager", Some(eager)).faster_than("StarPU dmda", target),
         );
     }
-    let _ = std::fs::remove_file(program);
-    let _ = std::fs::remove_dir_all(home);
     Ok(())
 }

@@ -8,6 +8,7 @@ use forebay::hal::{
 };
 use forebay::resident::{Builder, Call, Grid};
 
+use super::graph_while::GraphWhile;
 use super::one_block::{ECHO, OneBlock};
 use super::search::Csr;
 use crate::bench::schema::{Row, median, quantile};
@@ -315,6 +316,8 @@ impl Gpu {
             (format!("Kronecker, scale {scale}"), Csr::kronecker(scale)),
             (format!("Erdős–Rényi, 2^{} vertices", scale - 2), Csr::anywhere(1 << (scale - 2))),
         ];
+        let text_of = Builder::new(TASKS).functions(FUNCTIONS).text();
+        let repeating = GraphWhile::new(&text_of);
         for (name, graph) in graphs {
             let (expected, n) = (graph.serial(), graph.vertices());
             let device = self.device.clone();
@@ -353,7 +356,8 @@ impl Gpu {
             let [ours, theirs, at_once] = timed.map(|t| median(t[1..].to_vec()));
             let row = Row::new(format!("C, cuda: search of {name}"), "ms", Some(ours))
                 .peer("a launch for each level", Some(theirs))
-                .peer("one kernel whose blocks wait for each other", Some(at_once));
+                .peer("one kernel whose blocks wait for each other", Some(at_once))
+                .peer("a CUDA graph that repeats itself", repeating.search(&graph, &expected, repeats)?);
             self.rows.push(if name.starts_with("a chain") {
                 row.below(15.0)
             } else {
@@ -578,6 +582,16 @@ mod tests {
         let text = Builder::new(TASKS).functions(FUNCTIONS).text();
         for architecture in [75, 90, 100] {
             assert!(!nvrtc.compile(&text, "fb_grid", architecture, "test").unwrap().is_empty());
+        }
+    }
+
+    #[test]
+    fn the_graph_that_repeats_itself_compiles() {
+        let text = Builder::new(TASKS).functions(FUNCTIONS).text();
+        match crate::bench::peers::build_cuda("graph_while.cu", &text, "sm_90") {
+            Ok(program) => assert!(program.path().exists()),
+            Err(why) if why.contains("no nvcc") => eprintln!("skipped: {why}"),
+            Err(why) => panic!("{why}"),
         }
     }
 }

@@ -11,6 +11,7 @@ use forebay::resident::{Builder, Call, Grid, Result};
 use crate::bench::schema::{Row, median, quantile};
 
 mod gpu;
+mod graph_while;
 mod heap;
 mod one_block;
 mod search;

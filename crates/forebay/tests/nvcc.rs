@@ -1,0 +1,77 @@
+//! NVIDIA's own compiler takes the device code, too: for programs that are built with it. Where there is a GPU they run.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use forebay::hal::{Kind, discover};
+use forebay::resident::Builder;
+
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+/// Turing to Blackwell.
+const ARCHITECTURES: [&str; 4] = ["sm_75", "sm_80", "sm_90", "sm_100"];
+
+/// `nvcc` by `FOREBAY_NVCC`, on the path, or where its installer puts it; and where its libraries are.
+fn nvcc() -> Option<Command> {
+    let by_name = std::env::var_os("FOREBAY_NVCC").map(PathBuf::from);
+    let places = by_name.into_iter().chain(["nvcc".into(), "/usr/local/cuda/bin/nvcc".into()]);
+    let runs = |p: &PathBuf| Command::new(p).arg("--version").output().is_ok_and(|o| o.status.success());
+    let Some(found) = places.into_iter().find(runs) else {
+        eprintln!("skipped: no nvcc here (FOREBAY_NVCC says where it is)");
+        return None;
+    };
+    let mut c = Command::new(&found);
+    // Packages of single parts have the libraries in `lib`, where nvcc does not look.
+    if let Some(home) = found.parent().and_then(Path::parent) {
+        c.arg("-L").arg(home.join("lib"));
+    }
+    c.args(["-Werror", "all-warnings", "-I"]).arg(Path::new(ROOT).join("device"));
+    Some(c)
+}
+
+fn compile(mut c: Command) {
+    let out = c.output().unwrap();
+    assert!(out.status.success(), "{c:?}\n{}", String::from_utf8_lossy(&out.stderr));
+}
+
+#[test]
+fn the_grid_and_the_copying_kernel_compile() {
+    let dir = tempfile::tempdir().unwrap();
+    let grid = Builder::new("TASK(f) { *(u64 *)fb_result(c) = t->first; }\nTASK_PER_THREAD(g) {}\nTASK_PER_WARP(h) {}");
+    let copy = include_str!("../../../device/copy.cu");
+    for (name, text) in [("grid", grid.functions(["f", "g", "h"]).heap(1 << 20).text()), ("copy", copy.into())] {
+        let source = dir.path().join(name).with_extension("cu");
+        std::fs::write(&source, text).unwrap();
+        for architecture in ARCHITECTURES {
+            let Some(mut c) = nvcc() else { return };
+            c.arg("-cubin")
+                .arg(format!("-arch={architecture}"))
+                .arg("-o")
+                .arg(source.with_extension("cubin"))
+                .arg(&source);
+            compile(c);
+        }
+    }
+}
+
+/// The heap in a program that knows nothing else of Forebay.
+#[test]
+fn the_heap_is_there_for_any_program() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("heap");
+    for architecture in ARCHITECTURES {
+        let Some(mut c) = nvcc() else { return };
+        c.arg(format!("-arch={architecture}"))
+            .arg("-o")
+            .arg(&program)
+            .arg(Path::new(ROOT).join("examples/cuda/heap.cu"));
+        compile(c);
+    }
+    if discover(&[Kind::Cuda]).0.is_empty() {
+        return;
+    }
+    let mut c = nvcc().unwrap();
+    c.args(["-arch=native", "-o"]).arg(&program).arg(Path::new(ROOT).join("examples/cuda/heap.cu"));
+    compile(c);
+    let out = Command::new(&program).output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stdout));
+}
