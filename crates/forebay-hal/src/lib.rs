@@ -158,6 +158,12 @@ pub trait Device: Send + Sync {
         false
     }
 
+    /// Devices with the same number have one memory: what an address is on one ([`Memory::address`]) it is on the others.
+    /// None where buffers have no addresses.
+    fn memory_id(&self) -> Option<u64> {
+        None
+    }
+
     /// Divides it: a device of at least `units` of its compute units, and one of the rest. Kernels of one do not take the
     /// other's units; what else there is (memory, caches, copy engines) they share. It goes on being a device itself, whose
     /// kernels run on all units.

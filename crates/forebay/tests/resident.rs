@@ -528,6 +528,7 @@ fn a_tasks_invocations_go_to_the_grid() {
     let scale = graph.add(scale.resident(&grid, "scale")).unwrap();
     let (feed, by) = (graph.feed((scale, "in"), 4).unwrap(), graph.feed((scale, "by"), 1).unwrap());
     let drain = graph.drain((scale, "out"), 4).unwrap();
+    // Where there is a device it is the grid's, whatever handle of it the runtime has.
     let run = Runtime::new().unwrap().start(graph).unwrap();
     run.push(by, Datablock::scalar(3f32).unwrap()).unwrap();
     for round in 0..20 {
@@ -619,7 +620,7 @@ fn the_device_code_compiles_for_gpus() {
 }
 
 /// What holds of a grid on the CPU holds of one whose rings are in device memory, and of one that has none of that.
-const EVERYWHERE: [&str; 12] = [
+const EVERYWHERE: [&str; 13] = [
     "every_task_is_done_once_and_answers_its_own_ticket",
     "ranges_trees_and_diamonds_are_whole",
     "what_is_urgent_comes_first",
@@ -632,6 +633,7 @@ const EVERYWHERE: [&str; 12] = [
     "tasks_allocate_and_free_and_the_host_sees_what_is_taken",
     "a_node_waits_for_every_item_of_a_range",
     "a_function_may_be_for_a_thread_or_a_warp",
+    "a_tasks_invocations_go_to_the_grid",
 ];
 
 #[test]
@@ -642,6 +644,68 @@ fn all_of_it_holds_on_cuda_with_the_stand_in() {
 #[test]
 fn all_of_it_holds_on_cuda_without_mapped_memory() {
     EVERYWHERE.iter().for_each(|name| stand_in::again_with(name, &[(PINNED, "1")]));
+}
+
+/// What a kernel leaves on the device the grid finds there, and the other way round; streams stop now and then.
+#[test]
+fn kernels_and_the_grid_work_on_the_same_memory() {
+    use forebay::{Arg, Datablock, Graph, Launch, Runtime, Source, Task, Template};
+    const NAME: &str = "kernels_and_the_grid_work_on_the_same_memory";
+    let Some(d) = device() else { return stand_in::again_with(NAME, &[("STAND_IN_DELAYS", "1")]) };
+    const N: usize = 5000;
+    let source = Source::CudaCpp(
+        "extern \"C\" __global__ void twice(const float *x, float *y) {
+            const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+            if (i < 5000) y[i] = 2 * x[i];
+        }"
+        .into(),
+    );
+    // Before the grid is there, and kept.
+    let compiled = d.compile(&source, "twice").unwrap();
+    let text = "TASK_PER_THREAD(more) {
+        const float *in = (const float *)fb_span(t, 0).data;
+        float *out = (float *)fb_span(t, 1).data;
+        out[i] = in[i] + 1;
+    }";
+    let grid = Arc::new(Builder::new(text).functions(["more"]).grain(300).blocks(1).start_on(&d).unwrap());
+    let t = Template::array::<f32>([N]);
+    let mut g = Graph::new("both");
+    let kernel = |name: &str| {
+        let launch = Launch::new(source.clone(), "twice", [Arg::port("x"), Arg::port("y")]);
+        Task::new(name).input("x", t).output("y", t).kernels(Kind::Cuda, [launch])
+    };
+    let first = g.add(kernel("first")).unwrap();
+    let more = g.add(Task::new("more").input("x", t).output("y", t).resident(&grid, "more")).unwrap();
+    let last = g.add(kernel("last")).unwrap();
+    g.connect((first, "y"), (more, "x")).unwrap();
+    g.connect((more, "y"), (last, "x")).unwrap();
+    let (feed, drain) = (g.feed((first, "x"), 4).unwrap(), g.drain((last, "y"), 4).unwrap());
+    let rt = Runtime::builder().devices(vec![d.clone()]).build().unwrap();
+    let run = rt.start(g).unwrap();
+    let push = |k: usize| {
+        let data: Vec<f32> = (0..N).map(|i| (i + k) as f32).collect();
+        run.push(feed, Datablock::from_slice(t, &data).unwrap()).unwrap();
+    };
+    (0..3).for_each(push);
+    for k in 0..100 {
+        push(k + 3);
+        let out = run.pull(drain).unwrap();
+        let wrong = out.as_slice::<f32>().unwrap().iter().enumerate().find(|(i, v)| **v != 4.0 * (i + k) as f32 + 2.0);
+        assert!(wrong.is_none(), "item {k}: {wrong:?}");
+    }
+    let moved = rt.copied()[1] / (N as u64 * 4);
+    assert!(
+        (200..=206).contains(&moved),
+        "{moved} blocks were copied, where 103 go up and 100 or a few more come down"
+    );
+    drop((run, compiled));
+    // A runtime without the device has nobody for the task.
+    let mut g = Graph::new("nowhere");
+    let more = g.add(Task::new("more").input("x", t).output("y", t).resident(&grid, "more")).unwrap();
+    g.feed((more, "x"), 4).unwrap();
+    g.drain((more, "y"), 4).unwrap();
+    let refused = Runtime::builder().cpu_only().build().unwrap().start(g).map(drop).unwrap_err().to_string();
+    assert!(refused.contains("resident"), "{refused}");
 }
 
 #[test]

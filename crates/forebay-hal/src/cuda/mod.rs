@@ -64,6 +64,8 @@ struct Primary {
     serial: usize,
     /// Why it is lost, if it is.
     lost: OnceLock<String>,
+    /// The driver waits for all of its kernels, whichever handle launched them.
+    stay: Mutex<Stay>,
 }
 
 /// The primary contexts of today. Whoever opens or renews a device holds the lock.
@@ -84,7 +86,6 @@ struct Context {
     name: String,
     allocated: AtomicU64,
     limit: u64,
-    stay: Mutex<Stay>,
 }
 
 /// Kernels that stay until they are told to end, and what waits for that.
@@ -133,7 +134,7 @@ impl Context {
     }
 
     fn stay(&self) -> MutexGuard<'_, Stay> {
-        self.stay.lock().unwrap_or_else(PoisonError::into_inner)
+        self.primary.stay.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Frees something, once no kernel stays: the driver would wait for it.
@@ -240,7 +241,10 @@ impl CudaDevice {
             check("cuDevicePrimaryCtxRetain", (d.cuDevicePrimaryCtxRetain)(&mut id, device))?;
         }
         static SERIAL: AtomicUsize = AtomicUsize::new(1);
-        let new = || Arc::new(Primary { serial: SERIAL.fetch_add(1, Ordering::Relaxed), lost: OnceLock::new() });
+        let new = || {
+            let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+            Arc::new(Primary { serial, lost: OnceLock::new(), stay: Mutex::default() })
+        };
         let primary = primaries.entry(device).or_insert_with(new).clone();
         // SAFETY: the driver NUL-terminates within the length, and the last byte was never written.
         let name = unsafe { std::ffi::CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
@@ -268,7 +272,6 @@ impl CudaDevice {
                 name,
                 allocated: AtomicU64::new(0),
                 limit,
-                stay: Mutex::default(),
             }),
             cc,
             cache: Cache::user(),
@@ -580,6 +583,10 @@ impl Device for CudaDevice {
             }
         }
         true
+    }
+
+    fn memory_id(&self) -> Option<u64> {
+        Some(self.context.primary.serial as u64)
     }
 
     unsafe fn renew(&self) -> Result<Arc<dyn Device>> {

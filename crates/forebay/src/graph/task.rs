@@ -7,6 +7,7 @@ use forebay_hal::{Geometry, Kind, Source};
 use super::{MAX_PORTS, check_name};
 use crate::block::{Datablock, Signals};
 use crate::error::{Error, Result, TaskError};
+use crate::resident::Resident;
 use crate::run::node::Node;
 use crate::template::{Element, Layout, Template};
 
@@ -141,6 +142,8 @@ pub enum Impl {
     Host(Work),
     /// Kernels, run one after the other on a device of this kind.
     Kernels(Kind, Vec<Launch>),
+    /// A function of a resident grid on a device.
+    Resident(Resident),
 }
 
 impl Impl {
@@ -148,6 +151,7 @@ impl Impl {
         match self {
             Impl::Host(_) => "host".into(),
             Impl::Kernels(k, _) => k.to_string(),
+            Impl::Resident(_) => "resident".into(),
         }
     }
 }

@@ -147,6 +147,7 @@ impl Runtime {
             let only = one.impls.swap_remove(i);
             let there = match &only {
                 Impl::Host(_) => true,
+                Impl::Resident(r) => self.has_memory_of(r),
                 Impl::Kernels(kind, _) => self.devices().iter().any(|(_, k)| k == kind),
             };
             if !there {

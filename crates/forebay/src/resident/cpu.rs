@@ -124,8 +124,8 @@ impl Site for CpuSite {
         self.blocks
     }
 
-    fn reaches_host(&self) -> bool {
-        true
+    fn memory_id(&self) -> Option<u64> {
+        None
     }
 
     fn loads_beside(&self) -> bool {

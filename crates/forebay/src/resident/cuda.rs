@@ -207,8 +207,8 @@ impl Site for CudaSite {
         self.0.blocks
     }
 
-    fn reaches_host(&self) -> bool {
-        false
+    fn memory_id(&self) -> Option<u64> {
+        self.0.device.memory_id()
     }
 
     fn loads_beside(&self) -> bool {

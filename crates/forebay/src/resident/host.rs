@@ -253,9 +253,9 @@ impl Grid {
         Ok(Grid { shared, blocks, watch: Watch::default() })
     }
 
-    /// Whether its tasks reach the host's memory as it is.
-    pub(super) fn reaches_host(&self) -> bool {
-        self.shared.site.reaches_host()
+    /// Whose memory its tasks reach; none: the host's as it is.
+    pub(super) fn memory_id(&self) -> Option<u64> {
+        self.shared.site.memory_id()
     }
 
     /// How many blocks it has.

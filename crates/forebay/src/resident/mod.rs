@@ -28,6 +28,8 @@ pub use call::{Call, Completion};
 pub use heap::HeapUse;
 pub use host::{Grid, Stuck, Ticket};
 pub use layout::{ARGS, FIRST_OWN, RESULT, header};
+pub use task::Resident;
+pub(crate) use task::Span;
 
 use std::sync::Arc;
 

@@ -24,8 +24,8 @@ pub(super) trait Site: Send + Sync {
     /// How many blocks it has.
     fn blocks(&self) -> usize;
 
-    /// Whether blocks reach the host's memory as it is.
-    fn reaches_host(&self) -> bool;
+    /// Whose memory blocks reach ([`forebay_hal::Device::memory_id`]); none: the host's as it is.
+    fn memory_id(&self) -> Option<u64>;
 
     /// Whether functions can be loaded while blocks run.
     fn loads_beside(&self) -> bool;

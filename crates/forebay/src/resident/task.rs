@@ -3,17 +3,47 @@
 use std::sync::Arc;
 
 use super::{Call, Grid};
+use crate::TaskError;
 use crate::graph::Task;
+use crate::graph::task::Impl;
 
 /// Where a port's bytes are: `Span` of device/resident/grid.h.
 #[repr(C)]
-struct Span {
-    data: u64,
-    bytes: u64,
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+pub(crate) struct Span {
+    pub(crate) data: u64,
+    pub(crate) bytes: u64,
 }
 
 impl Span {
-    const NONE: Span = Span { data: 0, bytes: 0 };
+    pub(crate) const NONE: Span = Span { data: 0, bytes: 0 };
+}
+
+/// A function of a grid on a device, as a task's implementation there ([`Task::resident`]).
+pub struct Resident {
+    // The grid does not end before what was submitted is done, or its owner ends it.
+    grid: Arc<Grid>,
+    function: u32,
+    name: String,
+}
+
+impl Resident {
+    /// Whether the grid reaches the memory with this number.
+    pub(crate) fn reaches(&self, memory: Option<u64>) -> bool {
+        memory.is_some() && self.grid.memory_id() == memory
+    }
+
+    /// What it is, for models of what it takes.
+    pub(crate) fn content(&self) -> Vec<u8> {
+        format!("resident {}", self.name).into_bytes()
+    }
+
+    /// Carries out one invocation; `spans` is where the ports' spans are, on the device. Everything that it reads is there.
+    pub(crate) fn run(&self, spans: u64, items: usize) -> Result<(), TaskError> {
+        let call = Call::new(self.function).args(&spans.to_ne_bytes()).range(0, items as u64);
+        self.grid.wait(self.grid.submit(call)?)?;
+        Ok(())
+    }
 }
 
 impl Task {
@@ -21,7 +51,10 @@ impl Task {
     /// items of the iteration space, a range at a time (`t->first`, `t->count`; x fastest), and finds what is at port `i`, in
     /// order of declaration (inputs, then outputs), by `fb_span(t, i)`. What is in no datablock is null.
     ///
-    /// The invocation is done when all tasks are that the function made. The grid is one on the CPU.
+    /// The invocation is done when all tasks are that the function made. With a grid on the CPU the ports are in the host's
+    /// memory; with one on a CUDA device they are on that device, which (or another part of which) the runtime must have.
+    /// Kernels of the same graph are compiled when it starts, so they must have been compiled before the grid was started
+    /// ([`forebay_hal::Device::compile`], kept until then).
     pub fn resident(mut self, grid: &Arc<Grid>, function: &str) -> Self {
         let number = match grid.function(function) {
             Ok(n) => n,
@@ -30,13 +63,11 @@ impl Task {
                 return self;
             }
         };
-        if !grid.reaches_host() {
-            self.wrong(
-                "a resident task needs a grid on the CPU: on other devices its blocks' bytes would be elsewhere".into(),
-            );
+        let grid = grid.clone();
+        if grid.memory_id().is_some() {
+            self.impls.push(Impl::Resident(Resident { grid, function: number, name: function.into() }));
             return self;
         }
-        let grid = grid.clone();
         self.host(move |inv| {
             let mut spans = Vec::with_capacity(inv.inputs.len() + inv.outputs.len());
             for b in inv.inputs {

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use forebay_hal::cpu::{Job, Worker, run_kernel};
-use forebay_hal::{Arg as HalArg, Geometry, Listed, Result as HalResult};
+use forebay_hal::{Arg as HalArg, Buffer, Geometry, Listed, Result as HalResult};
 
 use super::node::{Chan, Core, EndRef, Imp, InKind, KArg, KLaunch, Link, Node, Out, Own};
 use crate::block::{Datablock, Signals};
 use crate::error::{Error, TaskError};
 use crate::graph::{Invocation, Predicate, Work};
+use crate::resident::Span;
 use crate::template::Elem;
 
 /// Most arguments of a kernel (the CUDA backend's limit too).
@@ -493,6 +494,41 @@ fn dispatch(
                 }
             }
             call(core, node, work, ins, outs, Some(geometry), iteration, finished)
+        }
+        Imp::Resident { task, spans } => {
+            let d = &core.runtime.devices[device];
+            let at = |b: &Buffer| b.address().ok_or("memory without an address");
+            let mut places = Vec::with_capacity(ins.len() + outs.len());
+            for b in ins.iter() {
+                places.push(match b {
+                    Some(b) => Span { data: at(&b.read_on(d)?)?, bytes: b.bytes() as u64 },
+                    None => Span::NONE,
+                });
+            }
+            for (o, b) in node.outputs.iter().zip(outs.iter()) {
+                places.push(match b {
+                    Some(b) => {
+                        Span { data: at(&b.write_on(d, o.from_input.is_some())?)?, bytes: b.template().bytes() as u64 }
+                    }
+                    None => Span::NONE,
+                });
+            }
+            let places: &[u8] = bytemuck::cast_slice(&places);
+            if spans.is_none() {
+                *spans = Some(d.device.alloc_mapped(places.len())?);
+            }
+            let Some(there) = spans else { return Err("no memory for spans".into()) };
+            let mut issue = d.issue();
+            // SAFETY: the spans are this task's, whose last invocation is done.
+            unsafe { issue.queue.post(there, 0, places.as_ptr(), places.len())? };
+            // The grid does not wait for the queue, so what is copied there comes first.
+            let fence = issue.fence_now()?;
+            let before = issue.queue.completion(fence)?;
+            drop(issue);
+            before.map_or(Ok(()), |c| c.wait())?;
+            task.run(at(there)?, geometry.items.iter().product())?;
+            d.invocations.fetch_add(1, Ordering::Relaxed);
+            Ok(())
         }
         Imp::Kernels { launches, scratch, reads, writes, recorded } => {
             let d = &core.runtime.devices[device];

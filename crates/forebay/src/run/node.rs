@@ -19,6 +19,7 @@ use crate::block::{Datablock, Inner, Pool};
 use crate::error::Error;
 use crate::graph::{Predicate, Work};
 use crate::place::Adapt;
+use crate::resident::Resident;
 use crate::template::{Elem, Template};
 
 /// Mostly one of it: kept inside its owner, so that running a small task touches few cache lines.
@@ -194,7 +195,18 @@ pub(crate) struct KLaunch {
 /// How a task runs on one device.
 pub(crate) enum Imp {
     Host(Work),
-    Kernels { launches: Box<[KLaunch]>, scratch: Box<[Buffer]>, reads: u64, writes: u64, recorded: Recorded },
+    Kernels {
+        launches: Box<[KLaunch]>,
+        scratch: Box<[Buffer]>,
+        reads: u64,
+        writes: u64,
+        recorded: Recorded,
+    },
+    /// With memory of the device for its ports' spans, from the first invocation on.
+    Resident {
+        task: Resident,
+        spans: Option<Buffer>,
+    },
 }
 
 /// A task of a running graph.

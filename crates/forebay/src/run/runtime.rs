@@ -26,6 +26,7 @@ use crate::block::Pool;
 use crate::error::{Error, Result};
 use crate::graph::{Arg, End, Graph, Impl, Launch, PortKind, Task};
 use crate::place::{Adapt, Load, Models};
+use crate::resident::Resident;
 use crate::template::Template;
 
 /// Most devices of a runtime.
@@ -264,6 +265,11 @@ impl Runtime {
         self.0.devices.iter().map(|d| (d.device.info().name.clone(), d.kind())).collect()
     }
 
+    /// Whether it has a device whose memory is that of a grid.
+    pub(crate) fn has_memory_of(&self, r: &Resident) -> bool {
+        self.0.devices.iter().any(|d| r.reaches(d.device.memory_id()))
+    }
+
     /// Bytes copied to and from each device so far, by number.
     pub fn copied(&self) -> Vec<u64> {
         self.0.devices.iter().map(|d| d.copied.load(std::sync::atomic::Ordering::Relaxed)).collect()
@@ -383,6 +389,8 @@ impl Runtime {
             task.impls.iter().any(|i| match i {
                 Impl::Host(_) => d.is_host(),
                 Impl::Kernels(k, _) => *k == d.kind(),
+                // It is the device's, and not by its queue: no kernels to put together with others.
+                Impl::Resident(_) => true,
             })
         };
         let mut able = self.0.devices.iter().filter(can);
@@ -428,12 +436,13 @@ impl Runtime {
             .collect();
         let hint = task.hint.as_ref().and_then(|h| task.inputs.iter().position(|p| p.name == *h)).map(|i| i as u32);
         let mut kernels: Vec<(Kind, Vec<Launch>)> = Vec::new();
-        let mut host = None;
+        let (mut host, mut resident) = (None, None);
         let Task { name, inputs: in_ports, outputs: out_ports, scratch, impls, priority, iterations, .. } = task;
         for i in impls {
             match i {
                 Impl::Host(f) => host = Some(f),
                 Impl::Kernels(kind, launches) => kernels.push((kind, launches)),
+                Impl::Resident(r) => resident = Some(r),
             }
         }
         let described = |kind: Kind| {
@@ -445,7 +454,10 @@ impl Runtime {
             let wanted = kernels.iter().find(|(k, _)| *k == d.kind());
             match (wanted, d.is_host()) {
                 (None, true) => imps.extend(host.take().map(|f| (d.index, Imp::Host(f)))),
-                (None, false) => {}
+                (None, false) => {
+                    let there = resident.take_if(|r| r.reaches(d.device.memory_id()));
+                    imps.extend(there.map(|task| (d.index, Imp::Resident { task, spans: None })));
+                }
                 (Some((_, launches)), _) => {
                     let resolve = |a: &Arg| resolve_arg(a, &in_ports, &out_ports, &scratch);
                     let mut compiled = Vec::new();
@@ -515,6 +527,7 @@ impl Runtime {
                     // A function may use more than its worker, but seldom does.
                     Imp::Host(_) => (program(), Some(1)),
                     Imp::Kernels { .. } => (described(i.kind), (cpu || i.is_cpu).then_some(cores)),
+                    Imp::Resident { task, .. } => (task.content(), None),
                 };
                 adapt.add(*d, format!("{} {} {}", i.kind.name(), i.name, i.driver), content, width);
             }
