@@ -127,7 +127,7 @@ fn the_demo_runs_on_cuda_with_the_stand_in() {
     let Some(dir) = stand_in::build() else { return };
     let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
     command.args(["demo", "gesture", "--device", "cuda", "--frames", "2", "--rate", "max", "--json"]);
-    let o = stand_in::under(dir, command).output().unwrap();
+    let o = stand_in::output_under(dir, command);
     assert!(o.status.success(), "{}", String::from_utf8_lossy(&o.stderr));
     let v: serde_json::Value = serde_json::from_str(&stdout(&o)).unwrap();
     assert_eq!(
@@ -141,7 +141,7 @@ fn the_grids_experiments_hold_on_cuda_with_the_stand_in() {
     let Some(dir) = stand_in::build() else { return };
     let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
     command.args(["bench", "resident", "--device", "cuda", "--quick", "--json"]);
-    let o = stand_in::under(dir, command).output().unwrap();
+    let o = stand_in::output_under(dir, command);
     assert!(o.status.success(), "{}", String::from_utf8_lossy(&o.stderr));
     let v: serde_json::Value = serde_json::from_str(&stdout(&o)).unwrap();
     let cases: Vec<_> = v["rows"].as_array().unwrap().iter().map(|r| r["case"].as_str().unwrap()).collect();
@@ -159,7 +159,7 @@ fn a_process_is_moved_off_its_gpu_and_back_with_the_stand_in() {
     let forebay = |args: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
         command.args(args).env("FOREBAY_STAND_IN_STATES", &states);
-        let o = stand_in::under(dir, command).output().unwrap();
+        let o = stand_in::output_under(dir, command);
         (o.status.success(), stdout(&o) + &String::from_utf8_lossy(&o.stderr))
     };
     let state = |pid: u32| std::fs::read_to_string(states.join(pid.to_string())).unwrap();

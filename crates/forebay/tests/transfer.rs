@@ -454,6 +454,78 @@ fn a_real_time_stream_says_what_it_got_keeps_its_budget_and_gives_everything_bac
     assert_eq!(scheduling_now(), before);
 }
 
+/// Bytes that this process has locked into memory.
+fn locked_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|l| l.strip_prefix("VmLck:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+}
+
+/// The nice value of a process that only runs this: as somebody else, who may not be less nice (-5, where root may allow
+/// that), and lock so many bytes. None in the process that has started it.
+fn as_somebody_else(name: &str, memory: u64) -> Option<i32> {
+    const CHILD: &str = "FOREBAY_TEST_SOMEBODY";
+    if let Ok(nice) = std::env::var(CHILD) {
+        return nice.parse().ok();
+    }
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only root can start a process with other limits");
+        return None;
+    }
+    let prlimit = || std::process::Command::new("prlimit");
+    let allowed = prlimit().args(["--nice=25:25", "true"]).output().is_ok_and(|o| o.status.success());
+    let (nice, limit) = if allowed { ("-5", "--nice=25:25") } else { ("0", "--nice=0:0") };
+    let mut c = prlimit();
+    c.args(["--rtprio=0:0", limit, &format!("--memlock={memory}:{memory}")]);
+    c.args(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]).arg(std::env::current_exe().unwrap());
+    c.args(["--exact", name, "--nocapture"]).env(CHILD, nice).env("HOME", "/nonexistent").env("FOREBAY_CACHE", "off");
+    let out = c.output().expect("prlimit and setpriv are part of every Linux");
+    let text = format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+    assert!(out.status.success() && text.contains("1 passed"), "{text}");
+    None
+}
+
+#[test]
+fn without_real_time_priority_a_stream_is_as_nice_as_it_may_be() {
+    let Some(nice) = as_somebody_else("without_real_time_priority_a_stream_is_as_nice_as_it_may_be", 0) else { return };
+    let before = scheduling_now();
+    let d: Arc<dyn Device> = discover(&[Kind::Cpu]).0.remove(0);
+    let mut stream = unmeasured(&d).real_time(Budget::default()).unwrap();
+    assert_eq!((stream.protection().scheduling, scheduling_now()), (Scheduling::Nice(nice), Scheduling::Nice(nice)));
+    assert!(!stream.protection().locked && !stream.pinned(1 << 20).unwrap().is_locked());
+    let memory = d.alloc(64).unwrap();
+    stream.write(&memory, 0, &pattern(1, 64)).unwrap();
+    drop(stream);
+    assert_eq!(scheduling_now(), before);
+}
+
+#[test]
+fn locked_memory_is_given_back() {
+    // Room for one at a time, so that what is kept would be missed.
+    const BYTES: usize = 1 << 20;
+    const ROOM: u64 = 4 << 20;
+    let Some(_) = as_somebody_else("locked_memory_is_given_back", ROOM) else { return };
+    let d: Arc<dyn Device> = discover(&[Kind::Cpu]).0.remove(0);
+    let engine = unmeasured(&d);
+    let before = locked_bytes();
+    for round in 0..8 {
+        let stream = engine.real_time(Budget::default()).unwrap();
+        assert!(stream.protection().locked, "round {round}");
+        let alone = locked_bytes();
+        let mut pinned = stream.pinned(BYTES).unwrap();
+        assert!(pinned.is_locked() && pinned.lock(), "round {round}");
+        assert!(locked_bytes() >= alone + BYTES as u64);
+        drop(pinned);
+        assert_eq!(locked_bytes(), alone, "round {round}");
+        // A page in which two have a part is locked until both have gone.
+        let [first, second] = [(); 2].map(|()| stream.pinned(1000).unwrap());
+        drop(first);
+        assert!(locked_bytes() > alone, "round {round}");
+        drop((second, stream));
+        assert_eq!(locked_bytes(), before, "round {round}");
+    }
+}
+
 #[test]
 fn streams_of_several_threads_share_an_engine() {
     for d in devices() {

@@ -3,7 +3,7 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 use std::sync::OnceLock;
 
 /// A folder with the stand-in as `libcuda.so.1` and `libnvrtc.so.12`; none without g++. It is beside this test program,
@@ -19,6 +19,7 @@ pub fn build() -> Option<&'static Path> {
         (SOURCE, FLAGS).hash(&mut hash);
         let dir = exe.with_file_name(format!("stand-in-{:016x}", hash.finish()));
         if dir.exists() {
+            tidy(&dir);
             return Some(dir);
         }
         // Made elsewhere and moved: test programs may come here at the same time.
@@ -46,11 +47,23 @@ pub fn build() -> Option<&'static Path> {
     .as_deref()
 }
 
-/// `command` with the stand-in where the driver would be, and a kernel cache of its own.
-pub fn under(dir: &Path, mut command: Command) -> Command {
-    command.env("LD_LIBRARY_PATH", dir).env("FOREBAY_NVRTC", dir).env("FOREBAY_CACHE", dir.join("cache"));
-    command.env(HERE, "1");
-    command
+/// What a command says that has the stand-in where the driver would be, and a cache that it shares with others of this
+/// process only.
+pub fn output_under(dir: &Path, mut command: Command) -> Output {
+    let own = dir.join(format!("cache-{}", std::process::id()));
+    command.env("LD_LIBRARY_PATH", dir).env("FOREBAY_NVRTC", dir).env("FOREBAY_CACHE", own);
+    command.env(HERE, "1").output().expect("the command can be started")
+}
+
+/// Removes the caches of processes that have ended.
+fn tidy(dir: &Path) {
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        let name = entry.file_name().into_string().unwrap_or_default();
+        let gone = |pid: &str| !Path::new("/proc").join(pid).exists();
+        if name.strip_prefix("cache-").is_some_and(gone) {
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
 }
 
 /// Whether this process has the stand-in.
@@ -68,11 +81,11 @@ pub fn again(name: &str) {
 /// The same, with these variables.
 #[allow(dead_code, reason = "not every test program that includes this file has such a test")]
 pub fn again_with(name: &str, variables: &[(&str, &str)]) {
-    let prepare = |dir, mut c: Command| {
+    let run = |dir, mut c: Command| {
         c.envs(variables.iter().copied());
-        under(dir, c)
+        output_under(dir, c)
     };
-    if let Some(text) = build().map(|dir| child(name, |c| prepare(dir, c))) {
+    if let Some(text) = build().map(|dir| child(name, |c| run(dir, c))) {
         assert!(!text.contains("skipped"), "{name} did not find the stand-in:\n{text}");
     }
 }
@@ -83,7 +96,7 @@ pub fn again_with(name: &str, variables: &[(&str, &str)]) {
 pub fn alone(name: &str) -> bool {
     let alone = std::env::var_os(ALONE).is_some();
     if !alone {
-        eprint!("{}", child(name, |c| c));
+        eprint!("{}", child(name, |mut c| c.output().expect("this program can be started again")));
     }
     alone
 }
@@ -93,10 +106,10 @@ const HERE: &str = "FOREBAY_TEST_STAND_IN";
 /// Set in a process that runs one test.
 const ALONE: &str = "FOREBAY_TEST_ALONE";
 
-fn child(name: &str, prepare: impl FnOnce(Command) -> Command) -> String {
+fn child(name: &str, run: impl FnOnce(Command) -> Output) -> String {
     let mut command = Command::new(std::env::current_exe().expect("this program has a path"));
     command.args(["--exact", name, "--nocapture"]).env(ALONE, "1");
-    let out = prepare(command).output().expect("this program can be started again");
+    let out = run(command);
     let text = format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
     assert!(out.status.success(), "{name} in a process of its own:\n{text}");
     assert!(text.contains("1 passed"), "there is no test {name}:\n{text}");

@@ -1,6 +1,8 @@
 //! Host memory from which a device copies fastest.
 
+use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut, Range};
+use std::sync::{Mutex, PoisonError};
 
 use forebay_hal::{Buffer, Device};
 
@@ -9,8 +11,9 @@ use crate::error::Result;
 
 /// Page-locked memory of a device (ordinary memory, where devices have none), zeroed; the handle is its only one.
 pub struct Pinned {
+    // Goes first.
+    locked: Option<Locked>,
     pub(super) buffer: Buffer,
-    locked: bool,
 }
 
 impl Pinned {
@@ -20,18 +23,20 @@ impl Pinned {
             let what = "page-locked memory without an address".into();
             return Err(forebay_hal::Error::Invalid { device: device.info().name.clone(), what }.into());
         }
-        Ok(Pinned { buffer, locked: false })
+        Ok(Pinned { locked: None, buffer })
     }
 
-    /// Touches every page and asks the system to keep it in memory; whether it does.
+    /// Touches every page and asks the system to keep it in memory, for as long as this lives; whether it does.
     pub fn lock(&mut self) -> bool {
-        self.locked = lock(&self.buffer);
-        self.locked
+        if self.locked.is_none() {
+            self.locked = Locked::new(&self.buffer);
+        }
+        self.is_locked()
     }
 
     /// Whether the system promised to keep it in memory.
     pub fn is_locked(&self) -> bool {
-        self.locked
+        self.locked.is_some()
     }
 
     /// A part of it, to be sent.
@@ -51,20 +56,65 @@ impl Pinned {
     }
 }
 
-/// Touches every page of host memory and locks it.
-pub(super) fn lock(b: &Buffer) -> bool {
-    let Some(p) = b.host_ptr() else { return false };
-    const PAGE: usize = 4096;
-    for at in (0..b.len()).step_by(PAGE) {
-        // SAFETY: within the buffer. Read and written, so that the page is there and is its own; volatile, so that it happens.
-        unsafe {
-            let byte = p.as_ptr().add(at);
-            std::ptr::write_volatile(byte, std::ptr::read_volatile(byte));
+/// Memory that the system keeps where it is until this is dropped.
+pub(super) struct Locked(Range<usize>);
+
+const PAGE: usize = 4096;
+
+/// How many have a lock on each page of which they have a part only: the system's locks do not nest.
+static SHARED: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
+
+impl Locked {
+    /// Touches every page of host memory and locks it; none where the system refuses. It goes before the memory does.
+    pub(super) fn new(b: &Buffer) -> Option<Self> {
+        let p = b.host_ptr()?;
+        for at in (0..b.len()).step_by(PAGE) {
+            // SAFETY: within the buffer. Read and written, so that the page is there and is its own; volatile, so that it
+            // happens.
+            unsafe {
+                let byte = p.as_ptr().add(at);
+                std::ptr::write_volatile(byte, std::ptr::read_volatile(byte));
+            }
+        }
+        let begin = p.as_ptr() as usize;
+        let locked = Locked(begin..begin + b.len());
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        locked.shared().for_each(|page| *shared.entry(page).or_default() += 1);
+        // SAFETY: the range is the buffer's; locking does not change it. What is refused is partly done, and taken back.
+        let done = b.is_empty() || unsafe { rustix::mm::mlock(p.as_ptr().cast(), b.len()) }.is_ok();
+        drop(shared);
+        done.then_some(locked)
+    }
+
+    /// Pages that are not all its own.
+    fn shared(&self) -> impl Iterator<Item = usize> + use<> {
+        let (first, last) = (self.0.start / PAGE, self.0.end / PAGE);
+        let begins = (!self.0.start.is_multiple_of(PAGE) && !self.0.is_empty()).then_some(first);
+        let ends = (!self.0.end.is_multiple_of(PAGE) && !self.0.is_empty()).then_some(last);
+        begins.into_iter().chain(ends.filter(|e| Some(*e) != begins))
+    }
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        let unlock = |from: usize, to: usize| {
+            if from < to {
+                // SAFETY: pages with a buffer in them that is still there; unlocking does not change them.
+                let _ = unsafe { rustix::mm::munlock((from * PAGE) as *mut _, (to - from) * PAGE) };
+            }
+        };
+        unlock(self.0.start.div_ceil(PAGE), self.0.end / PAGE);
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        for page in self.shared() {
+            let left = shared.get(&page).map_or(0, |n| n - 1);
+            if left > 0 {
+                shared.insert(page, left);
+            } else {
+                shared.remove(&page);
+                unlock(page, page + 1);
+            }
         }
     }
-    // SAFETY: the range is the buffer's; locking does not change it. Freeing the memory unlocks nothing that matters:
-    // the allocator may keep the pages, which then stay in memory until the process ends.
-    b.is_empty() || unsafe { rustix::mm::mlock(p.as_ptr().cast(), b.len()) }.is_ok()
 }
 
 impl Deref for Pinned {

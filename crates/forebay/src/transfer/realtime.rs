@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use forebay_hal::Buffer;
 
 use super::engine::Engine;
-use super::pinned::{HostBytes, HostBytesMut, Pinned, lock};
+use super::pinned::{HostBytes, HostBytesMut, Locked, Pinned};
 use super::stream::Stream;
 use super::wait::Wait;
 use crate::error::Result;
@@ -75,6 +75,8 @@ impl Default for Budget {
 
 /// A stream with real-time priority, for the thread that made it.
 pub struct RealTime {
+    /// The staging ring. Goes first.
+    _locked: Option<Locked>,
     stream: Stream,
     before: Before,
     protection: Protection,
@@ -138,13 +140,14 @@ impl RealTime {
     pub(super) fn new(engine: &Arc<Engine>, budget: Budget) -> Result<Self> {
         let mut stream = engine.stream()?;
         stream.set_wait(Wait::spinning(budget.spin));
-        let locked = lock(stream.ring().memory());
+        let locked = Locked::new(stream.ring().memory());
         let before = Before::now();
         let scheduling = promote(&before);
         Ok(RealTime {
+            protection: Protection { scheduling, locked: locked.is_some() },
+            _locked: locked,
             stream,
             before,
-            protection: Protection { scheduling, locked },
             budget,
             period_began: Instant::now(),
             used: Duration::ZERO,
