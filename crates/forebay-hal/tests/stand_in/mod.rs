@@ -48,10 +48,13 @@ pub fn build() -> Option<&'static Path> {
 }
 
 /// What a command says that has the stand-in where the driver would be, and a cache that it shares with others of this
-/// process only.
+/// process only, unless it says where.
 pub fn output_under(dir: &Path, mut command: Command) -> Output {
     let own = dir.join(format!("cache-{}", std::process::id()));
-    command.env("LD_LIBRARY_PATH", dir).env("FOREBAY_NVRTC", dir).env("FOREBAY_CACHE", own);
+    if !command.get_envs().any(|(name, _)| name == "FOREBAY_CACHE") {
+        command.env("FOREBAY_CACHE", own);
+    }
+    command.env("LD_LIBRARY_PATH", dir).env("FOREBAY_NVRTC", dir);
     command.env(HERE, "1").output().expect("the command can be started")
 }
 
