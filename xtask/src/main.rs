@@ -81,7 +81,7 @@ fn output(program: &str, args: &[&str]) -> Result<String, String> {
     Ok(String::from_utf8_lossy(&out.stdout).into_owned())
 }
 
-/// Makes `bundle/`: the command, the test programs, the peers' sources and a `run` script.
+/// Makes `bundle/`: the command, the test programs, sources for compilers that are there, and a `run` script.
 fn bundle() -> Result<(), String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new(".")).to_owned();
     std::env::set_current_dir(&root).map_err(|e| e.to_string())?;
@@ -113,9 +113,9 @@ fn bundle() -> Result<(), String> {
             copy(Path::new(&path), &dir.join("tests").join(name))?;
         }
     }
-    std::fs::create_dir_all(dir.join("peers")).map_err(|e| e.to_string())?;
-    for file in std::fs::read_dir(root.join("benches/peers")).map_err(|e| e.to_string())?.flatten() {
-        copy(&file.path(), &dir.join("peers").join(file.file_name()))?;
+    // Sources for whatever compiler is there.
+    for (from, to) in [("benches/peers", "peers"), ("device", "device"), ("examples/cuda", "examples/cuda")] {
+        copy_all(&root.join(from), &dir.join(to))?;
     }
     let commit = output("git", &["rev-parse", "--short=12", "HEAD"]).unwrap_or_else(|_| "unknown".into());
     let run = dir.join("run");
@@ -138,6 +138,16 @@ fn field(line: &str, key: &str) -> Option<String> {
 fn copy(from: &Path, to: &PathBuf) -> Result<(), String> {
     std::fs::copy(from, to).map_err(|e| format!("{}: {e}", from.display()))?;
     let _ = Command::new("strip").arg(to).stderr(std::process::Stdio::null()).status();
+    Ok(())
+}
+
+/// Copies a folder.
+fn copy_all(from: &Path, to: &Path) -> Result<(), String> {
+    std::fs::create_dir_all(to).map_err(|e| format!("{}: {e}", to.display()))?;
+    for entry in std::fs::read_dir(from).map_err(|e| format!("{}: {e}", from.display()))?.flatten() {
+        let (file, to) = (entry.path(), to.join(entry.file_name()));
+        if file.is_dir() { copy_all(&file, &to)? } else { copy(&file, &to)? }
+    }
     Ok(())
 }
 

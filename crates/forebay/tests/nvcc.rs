@@ -6,9 +6,14 @@ use std::process::Command;
 use forebay::hal::{Kind, discover};
 use forebay::resident::Builder;
 
-const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 /// Turing to Blackwell.
 const ARCHITECTURES: [&str; 4] = ["sm_75", "sm_80", "sm_90", "sm_100"];
+
+/// A folder of the checkout, or of the bundle that the tests are in.
+fn folder(name: &str) -> PathBuf {
+    let places = [concat!(env!("CARGO_MANIFEST_DIR"), "/../.."), "."].map(|p| Path::new(p).join(name));
+    places.into_iter().find(|p| p.exists()).unwrap_or_else(|| panic!("there is no folder {name} here"))
+}
 
 /// `nvcc` by `FOREBAY_NVCC`, on the path, or where its installer puts it; and where its libraries are.
 fn nvcc() -> Option<Command> {
@@ -24,7 +29,7 @@ fn nvcc() -> Option<Command> {
     if let Some(home) = found.parent().and_then(Path::parent) {
         c.arg("-L").arg(home.join("lib"));
     }
-    c.args(["-Werror", "all-warnings", "-I"]).arg(Path::new(ROOT).join("device"));
+    c.args(["-Werror", "all-warnings", "-I"]).arg(folder("device"));
     Some(c)
 }
 
@@ -60,17 +65,14 @@ fn the_heap_is_there_for_any_program() {
     let program = dir.path().join("heap");
     for architecture in ARCHITECTURES {
         let Some(mut c) = nvcc() else { return };
-        c.arg(format!("-arch={architecture}"))
-            .arg("-o")
-            .arg(&program)
-            .arg(Path::new(ROOT).join("examples/cuda/heap.cu"));
+        c.arg(format!("-arch={architecture}")).arg("-o").arg(&program).arg(folder("examples/cuda").join("heap.cu"));
         compile(c);
     }
     if discover(&[Kind::Cuda]).0.is_empty() {
         return;
     }
     let mut c = nvcc().unwrap();
-    c.args(["-arch=native", "-o"]).arg(&program).arg(Path::new(ROOT).join("examples/cuda/heap.cu"));
+    c.args(["-arch=native", "-o"]).arg(&program).arg(folder("examples/cuda").join("heap.cu"));
     compile(c);
     let out = Command::new(&program).output().unwrap();
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stdout));

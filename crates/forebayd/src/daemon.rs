@@ -158,6 +158,13 @@ unsafe fn guard(
 /// Why it could not.
 pub fn run(arguments: &Arguments) -> Result<(), String> {
     let options = arguments.options()?;
+    let numbered = arguments.fake_rm.is_none() || arguments.nvml;
+    if !arguments.gpus.is_empty() && numbered && !crate::system::has_the_machines_numbers() {
+        return Err("--gpu: this is a container with process numbers of its own, and NVIDIA's driver names processes by the \
+                    machine's; who is meant would be somebody else here\n  Run the service outside, or with the machine's \
+                    numbers (docker run --pid=host)"
+            .into());
+    }
     let driver = || -> Result<Arc<dyn Rm>, String> {
         match arguments.fake_rm.as_deref() {
             Some(path) => Ok(Arc::new(RemoteRm::connect(path).map_err(|e| format!("{}: {e}", path.display()))?)),

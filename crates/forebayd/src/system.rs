@@ -66,6 +66,12 @@ fn is_member(pid: u32, group: u32) -> bool {
     own || status_numbers(pid, "Groups").is_some_and(|n| n.contains(&group))
 }
 
+/// Whether processes have the numbers here by which drivers know them: not in a container with numbers of its own.
+pub fn has_the_machines_numbers() -> bool {
+    // The first namespace's own number (PROC_PID_INIT_INO, include/linux/proc_ns.h).
+    fs::read_link("/proc/self/ns/pid").is_ok_and(|ns| ns.as_os_str() == "pid:[4026531836]")
+}
+
 /// The monotonic clock, ns.
 pub(crate) fn now_ns() -> u64 {
     let t = clock_gettime(ClockId::Monotonic);

@@ -29,6 +29,10 @@ impl Machine {
     fn new() -> Option<Self> {
         static TURN: Mutex<()> = Mutex::new(());
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        if !forebayd::system::has_the_machines_numbers() {
+            eprintln!("skipped: this is a container with process numbers of its own");
+            return None;
+        }
         let dir = tempfile::tempdir().unwrap();
         let (libraries, states) = (dir.path().join("libraries"), dir.path().join("states"));
         [&libraries, &states].into_iter().for_each(|d| std::fs::create_dir(d).unwrap());
@@ -238,6 +242,20 @@ fn who_has_more_memory_than_it_may_is_ended() {
 }
 
 #[test]
+fn where_processes_have_other_numbers_no_gpu_is_divided() {
+    let mut c = Command::new("unshare");
+    c.args(["--pid", "--fork", "--mount-proc", env!("CARGO_BIN_EXE_forebayd"), "--gpu", "0", "--level", "lock"]);
+    let dir = tempfile::tempdir().unwrap();
+    let out = c.arg("--socket").arg(dir.path().join("socket")).output().unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    if said.contains("unshare:") {
+        eprintln!("skipped: {said}");
+        return;
+    }
+    assert!(!out.status.success() && said.contains("--pid=host"), "{said}");
+}
+
+#[test]
 fn without_nvml_or_a_driver_the_service_says_why() {
     let dir = std::env::temp_dir().join(format!("forebay-no-lock-{}", std::process::id()));
     let start = |level: &str, libraries: Option<&PathBuf>| {
@@ -250,8 +268,8 @@ fn without_nvml_or_a_driver_the_service_says_why() {
         assert!(!out.status.success());
         String::from_utf8_lossy(&out.stderr).into_owned()
     };
-    if std::path::Path::new("/dev/nvidiactl").exists() {
-        eprintln!("skipped: there is a GPU");
+    if std::path::Path::new("/dev/nvidiactl").exists() || !forebayd::system::has_the_machines_numbers() {
+        eprintln!("skipped: there is a GPU, or this is a container");
         return;
     }
     let said = start("auto", None);

@@ -65,8 +65,10 @@ fn build(dir: &Path, text: &str, sanitizer: &str) -> Option<std::path::PathBuf> 
         "-Wno-unused-function",
         "-Wno-unused-parameter",
         "-I",
-        concat!(env!("CARGO_MANIFEST_DIR"), "/../../device"),
     ]);
+    // In the checkout, or in the bundle that the tests are in.
+    let places = [concat!(env!("CARGO_MANIFEST_DIR"), "/../../device"), "device"];
+    command.arg(places.into_iter().find(|p| Path::new(p).exists()).unwrap_or("."));
     if !sanitizer.is_empty() {
         command.arg(format!("-fsanitize={sanitizer}"));
     }
