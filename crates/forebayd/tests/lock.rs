@@ -68,6 +68,12 @@ impl Machine {
         Service::start_in(&[&["--gpu", "0"], more].concat(), environment)
     }
 
+    /// How long one that does not end was given to do so, each time, ms.
+    fn given(&self, pid: u32) -> Vec<u32> {
+        let text = std::fs::read_to_string(self.states.join(format!("{pid}.long"))).unwrap();
+        text.lines().filter_map(|l| l.parse().ok()).collect()
+    }
+
     fn is_locked(&self, pid: u32) -> bool {
         std::fs::read_to_string(self.state(pid)).unwrap() == "1"
     }
@@ -140,6 +146,9 @@ fn who_cannot_be_locked_goes_on_and_who_was_moved_away_is_left_alone() {
         assert!(!Machine::is_stopped(pids[0]));
     }
     assert!(known(&s, &pids), "it was forgotten");
+    // Half of the patience after each time in vain.
+    let given = m.given(pids[0]);
+    assert!(given.len() >= 2 && given.iter().zip([50, 25, 12, 10, 10, 10]).all(|(ms, want)| *ms == want), "{given:?}");
     assert_eq!(std::fs::read_to_string(m.state(away)).unwrap(), "2");
     assert!(!known(&s, &[away]));
     // It ends in the middle of things.
@@ -147,6 +156,18 @@ fn who_cannot_be_locked_goes_on_and_who_was_moved_away_is_left_alone() {
     std::fs::remove_file(m.state(pids[1])).unwrap();
     until("it is forgotten", || !known(&s, &pids[1..]));
     assert!(known(&s, &pids[..1]));
+}
+
+/// Waiting for each of them takes longer than a guardian waits for a service that says nothing.
+#[test]
+fn many_who_cannot_be_locked_are_no_reason_to_end_the_service() {
+    let Some(mut m) = Machine::new() else { return };
+    let pids: Vec<u32> = (0..50).map(|_| m.program("sleep 600")).collect();
+    pids.iter().for_each(|p| std::fs::write(m.states.join(format!("{p}.long")), "").unwrap());
+    let s = m.service(&["--level", "lock"]);
+    let service = s.pid();
+    until("each was to be taken off", || pids.iter().filter(|p| !m.given(**p).is_empty()).count() >= 45);
+    assert!(known(&s, &pids) && s.pid() == service);
 }
 
 #[test]

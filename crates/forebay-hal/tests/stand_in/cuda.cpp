@@ -852,9 +852,15 @@ static int stop(int pid, int status, int signal) {
   if (!status && getenv("FOREBAY_STAND_IN_STOPS")) kill(pid, signal);
   return status;
 }
-// Where it is wanted, a process with something that does not end is not locked.
-API int cuCheckpointProcessLock(int pid, void*) {
-  if (std::ifstream(state_file(pid) + ".long")) return 600;  // not ready
+// Where it is wanted, a process with something that does not end is not locked, which takes as long as it was given; how
+// long that was is noted.
+API int cuCheckpointProcessLock(int pid, void* args) {
+  if (std::ifstream(state_file(pid) + ".long")) {
+    unsigned ms = args ? *(unsigned*)args : 0;
+    std::ofstream(state_file(pid) + ".long", std::ios::app) << ms << "\n";
+    usleep(ms * 1000);
+    return NOT_READY;
+  }
   return stop(pid, step(pid, 0, 1), SIGSTOP);
 }
 API int cuCheckpointProcessCheckpoint(int pid, void*) {
