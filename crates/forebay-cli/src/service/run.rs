@@ -24,6 +24,7 @@ it is steered on NVIDIA GPUs that the service divides (`forebay service --gpu`).
 
 --memory is kept by Forebay's library, which refuses more, and by MPS in a co-run group. Any other program that takes more on
 a GPU that the service divides is ended, as one that takes more than its control group's memory is; elsewhere nobody sees it.
+What the driver has in the program, some hundred megabytes, counts then.
 
 Programs of a co-run group use the GPU at the same time, under NVIDIA MPS, instead of by turns. --class, --share and --nice
 are then the group's. What is lost: a fault in one program ends the work of all, none of them can be suspended by itself,

@@ -4,16 +4,21 @@
 //! 1. A limit is of each process on each GPU that the service steers. What a process starts begins with the same one, for
 //!    itself. A restart of the service keeps it.
 //! 2. What a process has there NVML says. It is asked while anybody has a limit, whenever processes are looked for.
-//! 3. Who has more than its limit at two looks in a row is ended (SIGKILL), as the kernel does with a control group's: memory
+//! 3. NVML counts the driver's own memory in the process too: contexts, code, stacks. A program of the library keeps what it
+//!    allocates within the limit itself, so one that is connected may have [`DRIVERS_OWN`] more before it is ended.
+//! 4. Who has more than its limit at two looks in a row is ended (SIGKILL), as the kernel does with a control group's: memory
 //!    can't be refused from outside, and taken back only whole. The log says who had how much.
-//! 4. A process's user sets any limit for it, and takes it away; but none above what somebody in charge has said of another's.
-//! 5. Where nothing could end anybody it is refused, and programs are held by their own library only.
+//! 5. A process's user sets any limit for it, and takes it away; but none above what somebody in charge has said of another's.
+//! 6. Where nothing could end anybody it is refused, and programs are held by their own library only.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use forebay_proto::wire::{Refusal, Reply};
 
 use super::{Peer, Service, World};
+
+/// What the driver takes for itself in a process, at most: some 600 MB on the largest GPUs.
+const DRIVERS_OWN: u64 = 1 << 30;
 
 /// What bounds a process's device memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,9 +64,11 @@ impl<W: World> Service<W> {
     /// So much memory of a GPU has each process, bytes. Who was ended for it comes back, for the log.
     pub fn memory(&mut self, gpu: usize, has: &BTreeMap<u32, u64>) -> Vec<String> {
         let Some(g) = self.gpus.get_mut(gpu) else { return Vec::new() };
+        let connected: BTreeSet<u32> = self.sessions.values().filter(|s| s.greeted).map(|s| s.peer.pid).collect();
         let over = |pid: &u32, bytes: &u64| {
             let limit = self.processes.get(pid)?.limits.memory?;
-            (*bytes > limit).then_some((*pid, (*bytes, limit)))
+            let more = if connected.contains(pid) { DRIVERS_OWN } else { 0 };
+            (*bytes > limit.saturating_add(more)).then_some((*pid, (*bytes, limit)))
         };
         let over: BTreeMap<u32, (u64, u64)> = has.iter().filter_map(|(pid, bytes)| over(pid, bytes)).collect();
         let again: Vec<_> = over.iter().filter(|(pid, _)| g.over.contains(pid)).collect();
@@ -86,7 +93,7 @@ mod tests {
 
     use forebay_policy::credit::Order;
     use forebay_proto::page::AccountWords;
-    use forebay_proto::wire::{Level, Source};
+    use forebay_proto::wire::{self, Level, Request, Source};
     use forebay_rm::sys::RawHandle;
 
     use super::super::Described;
@@ -162,6 +169,21 @@ mod tests {
         assert!(s.has_limits());
         [20, 21, 30].into_iter().for_each(|pid| s.exited(pid));
         assert!(!s.has_limits());
+    }
+
+    #[test]
+    fn what_the_driver_has_in_a_program_of_the_library_is_not_its_own() {
+        let mut s = service(true);
+        let bytes = 100 + DRIVERS_OWN;
+        for pid in [20, 30] {
+            s.limit(USER, pid, Some(100)).unwrap();
+            s.connect(pid.into(), Peer { pid, ..USER }).unwrap();
+        }
+        // One only opens a connection; the other one says hello.
+        let hello = Request::Hello { version: wire::VERSION, name: "p".into() };
+        assert!(matches!(s.message(30, &wire::encode(&hello)), super::super::Answer::Welcome(_)));
+        assert_eq!(looks(&mut s, &[&[(20, bytes), (30, bytes)], &[(20, bytes), (30, bytes)]]), [20]);
+        assert_eq!(looks(&mut s, &[&[(30, bytes + 1)], &[(30, bytes + 1)]]), [30]);
     }
 
     #[test]
