@@ -103,7 +103,7 @@ fn known(s: &Service, pids: &[u32]) -> bool {
 #[test]
 fn programs_get_their_shares_and_who_does_nothing_leaves_its_time_to_others() {
     let Some(mut m) = Machine::new() else { return };
-    let pids = [m.program(BUSY), m.program(BUSY), m.program("sleep 600")];
+    let pids = [m.program(BUSY), m.program(BUSY), m.program("exec sleep 600")];
     // There is no NVIDIA driver here, so that is the way that is left.
     let s = m.service(&[]);
     until("all are found", || known(&s, &pids));
@@ -132,7 +132,7 @@ fn programs_get_their_shares_and_who_does_nothing_leaves_its_time_to_others() {
 fn who_cannot_be_locked_goes_on_and_who_was_moved_away_is_left_alone() {
     let Some(mut m) = Machine::new() else { return };
     let pids = [m.program(BUSY), m.program(BUSY)];
-    let away = m.program("sleep 600");
+    let away = m.program("exec sleep 600");
     std::fs::write(m.state(away), "2").unwrap();
     // A kernel that does not end.
     std::fs::write(m.states.join(format!("{}.long", pids[0])), "").unwrap();
@@ -162,7 +162,7 @@ fn who_cannot_be_locked_goes_on_and_who_was_moved_away_is_left_alone() {
 #[test]
 fn many_who_cannot_be_locked_are_no_reason_to_end_the_service() {
     let Some(mut m) = Machine::new() else { return };
-    let pids: Vec<u32> = (0..50).map(|_| m.program("sleep 600")).collect();
+    let pids: Vec<u32> = (0..50).map(|_| m.program("exec sleep 600")).collect();
     pids.iter().for_each(|p| std::fs::write(m.states.join(format!("{p}.long")), "").unwrap());
     let s = m.service(&["--level", "lock"]);
     let service = s.pid();
@@ -206,7 +206,7 @@ fn nvml_fills_what_the_log_does_not_tell() {
     let Some(mut m) = Machine::new() else { return };
     let gpu = common::machine::Machine::new("filled");
     let path = gpu.path.to_str().unwrap().to_owned();
-    let pids = [m.program(BUSY), m.program("sleep 600")];
+    let pids = [m.program(BUSY), m.program("exec sleep 600")];
     // To the log they are the same: both have something on the GPU all the time.
     pids.iter().for_each(|p| gpu.rm.start(*p, 1, 1, Load::saturating(1000)));
     let known = |s: &Service, source| {
@@ -233,7 +233,7 @@ fn nvml_fills_what_the_log_does_not_tell() {
 #[test]
 fn who_has_more_memory_than_it_may_is_ended() {
     let Some(mut m) = Machine::new() else { return };
-    let pids = [m.program("sleep 600"), m.program("sleep 600"), m.program("sleep 600")];
+    let pids = [m.program("exec sleep 600"), m.program("exec sleep 600"), m.program("exec sleep 600")];
     let s = m.service(&[]);
     until("all are found", || known(&s, &pids));
     let limit = |pid, memory| s.connect().ask(&Request::Limit { pid, memory });
