@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 
 use forebay_hal::cpu::{Job, Worker, run_kernel};
 use forebay_hal::{Arg as HalArg, Buffer, Geometry, Listed, Result as HalResult};
+use smallvec::SmallVec;
 
 use super::node::{Chan, Core, EndRef, Imp, InKind, KArg, KLaunch, Link, Node, Out, Own};
 use crate::block::{Datablock, Signals};
@@ -498,7 +499,7 @@ fn dispatch(
         Imp::Resident { task, spans } => {
             let d = &core.runtime.devices[device];
             let at = |b: &Buffer| b.address().ok_or("memory without an address");
-            let mut places = Vec::with_capacity(ins.len() + outs.len());
+            let mut places: SmallVec<[Span; 8]> = SmallVec::new();
             for b in ins.iter() {
                 places.push(match b {
                     Some(b) => Span { data: at(&b.read_on(d)?)?, bytes: b.bytes() as u64 },
@@ -513,13 +514,15 @@ fn dispatch(
                     None => Span::NONE,
                 });
             }
-            let places: &[u8] = bytemuck::cast_slice(&places);
+            let places: &[u8] = bytemuck::cast_slice(places.as_slice());
             if spans.is_none() {
                 *spans = Some(d.device.alloc_mapped(places.len())?);
             }
             let Some(there) = spans else { return Err("no memory for spans".into()) };
             let mut issue = d.issue();
-            // SAFETY: the spans are this task's, whose last invocation is done.
+            // SAFETY: the spans are this task's, and nothing on the device reads them: `Resident::run` comes back when the
+            // grid has completed what it was given, or has ended with all that ran on it. Nobody else can end the grid
+            // before: the task holds it. No other command of the queue uses that memory.
             unsafe { issue.queue.post(there, 0, places.as_ptr(), places.len())? };
             // The grid does not wait for the queue, so what is copied there comes first.
             let fence = issue.fence_now()?;

@@ -1,6 +1,6 @@
 //! The GPUs whose time the service divides itself.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use forebay_policy::share::WHOLE;
 use forebay_proto::page::{DeviceLoad, MAX_DEVICES};
@@ -23,8 +23,8 @@ pub(super) struct Gpu {
     pub(super) refused: BTreeSet<u32>,
     /// Whether somebody says who has how much of its memory.
     pub(super) has_memory: bool,
-    /// Processes that had more than their limit when it was last looked at.
-    pub(super) over: BTreeSet<u32>,
+    /// Processes that had more than their limit of it, at so many looks in a row.
+    pub(super) over: BTreeMap<u32, u32>,
 }
 
 impl<W: World> Service<W> {
@@ -41,7 +41,7 @@ impl<W: World> Service<W> {
             return None;
         }
         let about = wire::Device { name: wire::short_name(name), index: index as u8, units: 1, level };
-        let (window, refused, over) = ((self.now_ns, self.now_ns), BTreeSet::new(), BTreeSet::new());
+        let (window, refused, over) = ((self.now_ns, self.now_ns), BTreeSet::new(), BTreeMap::new());
         self.gpus.push(Gpu { about, agent, source, window, refused, has_memory, over });
         Some(self.gpus.len() - 1)
     }

@@ -20,6 +20,10 @@ use super::{Peer, Service, World};
 /// What the driver takes for itself in a process, at most: some 600 MB on the largest GPUs.
 const DRIVERS_OWN: u64 = 1 << 30;
 
+/// Looks in a row at which one that has too much is ended; and once more after so many, should it be there still.
+const LOOKS: u32 = 2;
+const AGAIN: u32 = 64;
+
 /// What bounds a process's device memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Limits {
@@ -71,7 +75,10 @@ impl<W: World> Service<W> {
             (*bytes > limit.saturating_add(more)).then_some((*pid, (*bytes, limit)))
         };
         let over: BTreeMap<u32, (u64, u64)> = has.iter().filter_map(|(pid, bytes)| over(pid, bytes)).collect();
-        let again: Vec<_> = over.iter().filter(|(pid, _)| g.over.contains(pid)).collect();
+        let looks = |pid: &u32| g.over.get(pid).map_or(1, |n| n.saturating_add(1));
+        let in_a_row: BTreeMap<u32, u32> = over.keys().map(|pid| (*pid, looks(pid))).collect();
+        let due = |pid: &u32| in_a_row.get(pid).is_some_and(|n| *n == LOOKS || n.is_multiple_of(AGAIN));
+        let again: Vec<_> = over.iter().filter(|(pid, _)| due(pid)).collect();
         let mut ended = Vec::new();
         for (pid, (bytes, limit)) in again {
             let Some(p) = self.processes.get(pid) else { continue };
@@ -82,7 +89,7 @@ impl<W: World> Service<W> {
                 Err(why) => format!("process {pid} ({}) cannot be ended, though it {had}: {why}", p.about.name),
             });
         }
-        g.over = over.into_keys().collect();
+        g.over = in_a_row;
         ended
     }
 }
@@ -183,7 +190,9 @@ mod tests {
         let hello = Request::Hello { version: wire::VERSION, name: "p".into() };
         assert!(matches!(s.message(30, &wire::encode(&hello)), super::super::Answer::Welcome(_)));
         assert_eq!(looks(&mut s, &[&[(20, bytes), (30, bytes)], &[(20, bytes), (30, bytes)]]), [20]);
-        assert_eq!(looks(&mut s, &[&[(30, bytes + 1)], &[(30, bytes + 1)]]), [30]);
+        // One that does not end at once is not ended, and told of, at every look.
+        assert_eq!(looks(&mut s, &[&[(30, bytes + 1)][..]; 63]), [30]);
+        assert_eq!(looks(&mut s, &[&[(30, bytes + 1)]]), [30]);
     }
 
     #[test]
