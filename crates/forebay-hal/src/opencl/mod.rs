@@ -392,14 +392,22 @@ impl Device for ClDevice {
             device: c.name.clone(),
             what: format!("a part of it with {units} compute units ({})", error_codes::error_text(code)),
         })?;
-        let [part, rest] = parts[..] else {
-            return Err(Error::Invalid {
-                device: c.name.clone(),
-                what: format!("{} parts instead of two", parts.len()),
-            });
+        let give_back = |id| {
+            // SAFETY: just made, and nobody has it.
+            let _ = unsafe { device::release_device(id) };
         };
-        let open = |id| -> Result<Arc<dyn Device>> { Ok(Arc::new(ClDevice::open(id, Some(&self.info))?)) };
-        Ok([open(part)?, open(rest)?])
+        let [part, rest] = parts[..] else {
+            parts.iter().for_each(|id| give_back(*id));
+            let what = format!("{} parts instead of two", parts.len());
+            return Err(Error::Invalid { device: c.name.clone(), what });
+        };
+        let open = |id| -> Result<Arc<dyn Device>> {
+            let opened = ClDevice::open(id, Some(&self.info)).inspect_err(|_| give_back(id));
+            Ok(Arc::new(opened?))
+        };
+        // Both, so that each has an owner or is given back.
+        let (part, rest) = (open(part), open(rest));
+        Ok([part?, rest?])
     }
 
     fn queue(&self) -> Result<Box<dyn Queue>> {
