@@ -16,6 +16,29 @@ typedef unsigned long long u64;
 
 FB_DEVICE u32 fb_load_sys(const u32 *p) { u32 v; asm volatile("ld.acquire.sys.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory"); return v; }
 FB_DEVICE void fb_store_sys(u32 *p, u32 v) { asm volatile("st.release.sys.u32 [%0], %1;" :: "l"(p), "r"(v) : "memory"); }
+FB_DEVICE u64 fb_load64_sys(const u64 *p) { u64 v; asm volatile("ld.acquire.sys.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory"); return v; }
+// In no order with others.
+FB_DEVICE u64 fb_peek64_sys(const u64 *p) { u64 v; asm volatile("ld.relaxed.sys.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory"); return v; }
+FB_DEVICE u32 fb_peek(const u32 *p) { u32 v; asm volatile("ld.relaxed.gpu.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory"); return v; }
+// Adds, and waits for nothing.
+FB_DEVICE void fb_bump(u32 *p, u32 v) { asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" :: "l"(p), "r"(v) : "memory"); }
+FB_DEVICE u32 fb_try(u32 *p, u32 is, u32 v) { u32 o; asm volatile("atom.relaxed.gpu.global.cas.b32 %0, [%1], %2, %3;" : "=r"(o) : "l"(p), "r"(is), "r"(v) : "memory"); return o; }
+// What was done before is seen, on the device, before what is done after.
+FB_DEVICE void fb_fence(void) { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+// Behind what was written to memory of the host, before the task ends: the host hears of that.
+FB_DEVICE void fb_to_host(void) { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+// Sixteen bytes at once: whoever sees the last word sees the others.
+FB_DEVICE void fb_store_quad_sys(u32 *p, u32 a, u32 b, u32 c, u32 last) {
+#if __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1203
+  const u64 low = a | (u64)b << 32, high = c | (u64)last << 32;
+  asm volatile("{ .reg .b128 quad; mov.b128 quad, {%1, %2}; st.relaxed.sys.b128 [%0], quad; }" :: "l"(p), "l"(low), "l"(high) : "memory");
+#else
+  asm volatile("st.volatile.v4.u32 [%0], {%1, %2, %3, %4};" :: "l"(p), "r"(a), "r"(b), "r"(c), "r"(last) : "memory");
+#endif
+}
+// What the lanes of a block share.
+FB_DEVICE u32 fb_here_add(u32 *p, u32 v) { u32 o; asm volatile("{ .reg .u64 a; cvta.to.shared.u64 a, %1; atom.relaxed.cta.shared.add.u32 %0, [a], %2; }" : "=r"(o) : "l"(p), "r"(v) : "memory"); return o; }
+FB_DEVICE void fb_here_min(u32 *p, u32 v) { asm volatile("{ .reg .u64 a; cvta.to.shared.u64 a, %0; red.relaxed.cta.shared.min.u32 [a], %1; }" :: "l"(p), "r"(v) : "memory"); }
 FB_DEVICE u32 fb_load(const u32 *p) { u32 v; asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory"); return v; }
 FB_DEVICE void fb_store(u32 *p, u32 v) { asm volatile("st.release.gpu.u32 [%0], %1;" :: "l"(p), "r"(v) : "memory"); }
 // A word that somebody may look at, in no order with others.
@@ -49,20 +72,20 @@ FB_DEVICE u32 fb_lane(void) { return threadIdx.x; }
 FB_DEVICE u32 fb_lanes(void) { return blockDim.x; }
 FB_DEVICE void fb_barrier(void) { __syncthreads(); }
 #define FB_WARP 32
-// Ten microseconds or so.
-#define FB_DUE_CYCLES 20000
-// Whether so long has passed since `*last` that words which others rarely write are worth a look again.
-FB_DEVICE bool fb_due(u64 *last) {
-  const u64 now = (u64)clock64();
-  if (now - *last < FB_DUE_CYCLES) return false;
-  *last = now;
-  return true;
-}
+// For the lanes of the first warp of a block, who look for work together: their numbers, whether each says so (a bit for
+// each), what one of them says, and a place where they meet.
+FB_DEVICE u32 fb_in_crew(void) { return threadIdx.x; }
+FB_DEVICE u32 fb_votes(bool yes) { return __ballot_sync(~0u, yes); }
+FB_DEVICE u32 fb_tell(u32 v, u32 from) { return __shfl_sync(~0u, v, from); }
+FB_DEVICE u64 fb_tell64(u64 v, u32 from) { return __shfl_sync(~0u, v, from); }
+FB_DEVICE void fb_together(void) { __syncwarp(); }
+FB_DEVICE u64 fb_cycles(void) { return (u64)clock64(); }
 
 #else
 
 #define FB_DEVICE static inline
 #include <sched.h>
+#include <string.h>
 #include <unistd.h>
 
 // Tests make every step a place where another thread may come in between.
@@ -72,6 +95,21 @@ FB_DEVICE bool fb_due(u64 *last) {
 FB_DEVICE u32 fb_load_sys(const u32 *p) { FB_STEP(); return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 FB_DEVICE void fb_store_sys(u32 *p, u32 v) { FB_STEP(); __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 FB_DEVICE void fb_note(u32 *p, u32 v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
+FB_DEVICE u64 fb_load64_sys(const u64 *p) { FB_STEP(); return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+FB_DEVICE u64 fb_peek64_sys(const u64 *p) { FB_STEP(); return __atomic_load_n(p, __ATOMIC_RELAXED); }
+FB_DEVICE u32 fb_peek(const u32 *p) { FB_STEP(); return __atomic_load_n(p, __ATOMIC_RELAXED); }
+FB_DEVICE void fb_bump(u32 *p, u32 v) { FB_STEP(); __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
+FB_DEVICE u32 fb_try(u32 *p, u32 is, u32 v) { FB_STEP(); __atomic_compare_exchange_n(p, &is, v, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED); return is; }
+// Nothing to do: what follows it here is stored with release.
+FB_DEVICE void fb_fence(void) {}
+FB_DEVICE void fb_to_host(void) {}
+FB_DEVICE void fb_store_quad_sys(u32 *p, u32 a, u32 b, u32 c, u32 last) {
+  FB_STEP();
+  p[0] = a;
+  p[1] = b;
+  p[2] = c;
+  __atomic_store_n(&p[3], last, __ATOMIC_RELEASE);
+}
 FB_DEVICE u32 fb_load(const u32 *p) { FB_STEP(); return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 FB_DEVICE void fb_store(u32 *p, u32 v) { FB_STEP(); __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 FB_DEVICE u32 fb_add(u32 *p, u32 v) { FB_STEP(); return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL); }
@@ -94,16 +132,33 @@ FB_DEVICE u32 fb_processor(void) {
   if (mine == 0) mine = __atomic_add_fetch(&next, 1, __ATOMIC_RELAXED);
   return mine - 1;
 }
-FB_DEVICE u32 fb_in_warp(void) { return 0; }
 FB_DEVICE u32 fb_warp(void) { return 0; }
 FB_DEVICE void fb_relax(void) { sched_yield(); }
 // Cores are not the grid's own: after a while it looks only now and then.
 FB_DEVICE void fb_idle(u32 round) { if (round < 4000) sched_yield(); else usleep(100); }
+// A test may give a block several lanes, each a thread: then it says what is in the other branch.
+#ifndef FB_LANES
 FB_DEVICE u32 fb_lane(void) { return 0; }
 FB_DEVICE u32 fb_lanes(void) { return 1; }
 FB_DEVICE void fb_barrier(void) {}
 #define FB_WARP 1
-FB_DEVICE bool fb_due(u64 *last) { return true; }
+FB_DEVICE u32 fb_in_warp(void) { return 0; }
+FB_DEVICE u32 fb_in_crew(void) { return 0; }
+FB_DEVICE u32 fb_votes(bool yes) { return yes; }
+FB_DEVICE u32 fb_tell(u32 v, u32 from) { return v; }
+FB_DEVICE u64 fb_tell64(u64 v, u32 from) { return v; }
+FB_DEVICE void fb_together(void) {}
+FB_DEVICE u32 fb_here_add(u32 *p, u32 v) { const u32 is = *p; *p += v; return is; }
+FB_DEVICE void fb_here_min(u32 *p, u32 v) { if (v < *p) *p = v; }
+#endif
+// None where there is no counter that is cheap to read.
+FB_DEVICE u64 fb_cycles(void) {
+#if defined(__x86_64__)
+  return __builtin_ia32_rdtsc();
+#else
+  return 0;
+#endif
+}
 // A driver for tests that runs kernels on the host: a block is a thread of one lane there, too.
 #ifdef FB_KERNELS_ON_HOST
 #define FB_KERNELS 1
@@ -111,11 +166,12 @@ FB_DEVICE bool fb_due(u64 *last) { return true; }
 
 #endif
 
-// Copies between structs of the layout, whose bytes of that kind begin and end at multiples of 8: by single bytes they would
-// be as many transactions on the bus.
-FB_DEVICE void fb_copy(void *to, const void *from, u32 bytes) {
-  for (u32 i = 0; i < bytes / 8; i++) ((u64 *)to)[i] = ((const u64 *)from)[i];
-}
-FB_DEVICE void fb_clear(void *to, u32 bytes) {
-  for (u32 i = 0; i < bytes / 8; i++) ((u64 *)to)[i] = 0;
+// Ten microseconds or so.
+#define FB_DUE_CYCLES 20000
+// Whether so long has passed since `*last` that words which others rarely write are worth a look again.
+FB_DEVICE bool fb_due(u64 *last) {
+  const u64 now = fb_cycles();
+  if (now != 0 && now - *last < FB_DUE_CYCLES) return false;
+  *last = now;
+  return true;
 }

@@ -8,10 +8,11 @@ use forebay::resident::{Builder, Call, Error, Result};
 const TASKS: &str = r"
 FB_DEVICE u64 arg(const Task *t, u32 i) { return ((const u64 *)t->args)[i]; }
 
-TASK(square) { *(u64 *)fb_result(c) = arg(t, 0) * arg(t, 0); }
+TASK_PER_THREAD(square) { *(u64 *)fb_result(c) = arg(t, 0) * arg(t, 0); }
 
 // Two tasks of one less each, down to the leaves, which count. When there is no room for a task, its work is done at once.
-TASK(tree) {
+// Tasks for a thread each: on a GPU a block runs as many at a time as it has threads.
+TASK_PER_THREAD(tree) {
   const u64 depth = arg(t, 0);
   u64 *leaves = (u64 *)arg(t, 1);
   if (depth == 0) { __atomic_fetch_add(leaves, 1, __ATOMIC_RELAXED); return; }
@@ -49,6 +50,16 @@ pub fn main() -> Result<()> {
     grid.wait(grid.submit(Call::new(grid.function("tree")?).args(&args))?)?;
     println!("a tree of depth 15 has {} leaves", leaves.load(Ordering::Relaxed));
     assert_eq!(leaves.load(Ordering::Relaxed), 1 << 15);
+
+    // A thousand of them at a time, which are done when all are.
+    let trees = (0..1000).map(|i| {
+        let args = [(i % 4u64).to_ne_bytes(), address(&leaves)].concat();
+        Ok(Call::new(grid.function("tree")?).args(&args))
+    });
+    for ticket in grid.submit_all(trees.collect::<Result<Vec<_>>>()?)? {
+        grid.wait(ticket)?;
+    }
+    assert_eq!(leaves.load(Ordering::Relaxed), (1 << 15) + 250 * (1 + 2 + 4 + 8));
 
     let sum = AtomicU64::new(0);
     let call = Call::new(grid.function("sum")?).args(&address(&sum)).range(0, 1_000_000);

@@ -10,37 +10,40 @@
 #define FB_UNKNOWN_FUNCTION 1u
 #define FB_OUT_OF_FUEL 2u
 #define FB_LIMITED 2u
+#define FB_SINGLE 2147483648u
 #define FB_BAD_FREE 4u
+#define FB_NO_ROOM 8u
 #define FB_FIRST_OWN 256u
 #define FB_NONE 4294967295u
 struct alignas(64) Slot {
-  u32 function;
-  u32 fuel;
   u64 first;
   u64 count;
   unsigned char args[32];
-  u32 unused;
+  u32 fuel;
+  u32 root;
+  u32 function;
   u32 seq;
 };
 static_assert(sizeof(Slot) == 64, "size");
-static_assert(FB_OFFSET(Slot, function) == 0, "offset");
-static_assert(FB_OFFSET(Slot, fuel) == 4, "offset");
-static_assert(FB_OFFSET(Slot, first) == 8, "offset");
-static_assert(FB_OFFSET(Slot, count) == 16, "offset");
-static_assert(FB_OFFSET(Slot, args) == 24, "offset");
-static_assert(FB_OFFSET(Slot, unused) == 56, "offset");
+static_assert(FB_OFFSET(Slot, first) == 0, "offset");
+static_assert(FB_OFFSET(Slot, count) == 8, "offset");
+static_assert(FB_OFFSET(Slot, args) == 16, "offset");
+static_assert(FB_OFFSET(Slot, fuel) == 48, "offset");
+static_assert(FB_OFFSET(Slot, root) == 52, "offset");
+static_assert(FB_OFFSET(Slot, function) == 56, "offset");
 static_assert(FB_OFFSET(Slot, seq) == 60, "offset");
-struct alignas(64) Done {
-  unsigned char result[40];
-  u32 status;
-  u32 unused[4];
+struct alignas(16) Quad {
+  u32 words[3];
   u32 seq;
 };
+static_assert(sizeof(Quad) == 16, "size");
+static_assert(FB_OFFSET(Quad, words) == 0, "offset");
+static_assert(FB_OFFSET(Quad, seq) == 12, "offset");
+struct alignas(64) Done {
+  struct Quad quads[4];
+};
 static_assert(sizeof(Done) == 64, "size");
-static_assert(FB_OFFSET(Done, result) == 0, "offset");
-static_assert(FB_OFFSET(Done, status) == 40, "offset");
-static_assert(FB_OFFSET(Done, unused) == 44, "offset");
-static_assert(FB_OFFSET(Done, seq) == 60, "offset");
+static_assert(FB_OFFSET(Done, quads) == 0, "offset");
 struct alignas(8) Task {
   u32 function;
   u32 root;
@@ -63,7 +66,7 @@ struct alignas(64) Root {
   u32 status;
   u32 fuel;
   u32 seq;
-  unsigned char result[40];
+  u32 result[10];
 };
 static_assert(sizeof(Root) == 64, "size");
 static_assert(FB_OFFSET(Root, remaining) == 0, "offset");
@@ -110,19 +113,20 @@ static_assert(sizeof(Node) == 72, "size");
 static_assert(FB_OFFSET(Node, pending) == 0, "offset");
 static_assert(FB_OFFSET(Node, unused) == 4, "offset");
 static_assert(FB_OFFSET(Node, task) == 8, "offset");
-struct alignas(128) Ring {
-  u32 head;
-  u32 size;
-  u32 first_root;
-  u32 unused;
+struct alignas(8) Ring {
   struct Slot *slots;
+  u32 size;
+  u32 unused;
 };
-static_assert(sizeof(Ring) == 128, "size");
-static_assert(FB_OFFSET(Ring, head) == 0, "offset");
-static_assert(FB_OFFSET(Ring, size) == 4, "offset");
-static_assert(FB_OFFSET(Ring, first_root) == 8, "offset");
+static_assert(sizeof(Ring) == 16, "size");
+static_assert(FB_OFFSET(Ring, slots) == 0, "offset");
+static_assert(FB_OFFSET(Ring, size) == 8, "offset");
 static_assert(FB_OFFSET(Ring, unused) == 12, "offset");
-static_assert(FB_OFFSET(Ring, slots) == 16, "offset");
+struct alignas(128) Head {
+  u32 next;
+};
+static_assert(sizeof(Head) == 128, "size");
+static_assert(FB_OFFSET(Head, next) == 0, "offset");
 struct alignas(64) Beat {
   u32 epoch;
   u32 busy;
@@ -136,33 +140,58 @@ static_assert(FB_OFFSET(Beat, function) == 8, "offset");
 static_assert(FB_OFFSET(Beat, root) == 12, "offset");
 struct alignas(64) Control {
   u32 stop;
+  u32 unused;
 };
 static_assert(sizeof(Control) == 64, "size");
 static_assert(FB_OFFSET(Control, stop) == 0, "offset");
-struct alignas(128) Grid {
-  struct Ring rings[2];
+static_assert(FB_OFFSET(Control, unused) == 4, "offset");
+struct alignas(128) State {
+  struct Head heads[2];
   struct Queue queues[2];
   struct Queue free_nodes;
   u32 idle;
+  u32 permits;
+  u32 stop;
+  u32 unused;
+};
+static_assert(sizeof(State) == 1920, "size");
+static_assert(FB_OFFSET(State, heads) == 0, "offset");
+static_assert(FB_OFFSET(State, queues) == 256, "offset");
+static_assert(FB_OFFSET(State, free_nodes) == 1280, "offset");
+static_assert(FB_OFFSET(State, idle) == 1792, "offset");
+static_assert(FB_OFFSET(State, permits) == 1796, "offset");
+static_assert(FB_OFFSET(State, stop) == 1800, "offset");
+static_assert(FB_OFFSET(State, unused) == 1804, "offset");
+struct alignas(8) Grid {
+  struct State *state;
+  struct Ring rings[2];
   u32 blocks;
+  u32 limited;
   u64 grain;
   struct Node *nodes;
   struct Root *roots;
   struct Done *done;
   struct Beat *beats;
   struct Control *control;
+  struct Task *calls;
+  struct Task *aside;
+  u32 aside_size;
+  u32 unused;
   unsigned char *heap;
 };
-static_assert(sizeof(Grid) == 1920, "size");
-static_assert(FB_OFFSET(Grid, rings) == 0, "offset");
-static_assert(FB_OFFSET(Grid, queues) == 256, "offset");
-static_assert(FB_OFFSET(Grid, free_nodes) == 1280, "offset");
-static_assert(FB_OFFSET(Grid, idle) == 1792, "offset");
-static_assert(FB_OFFSET(Grid, blocks) == 1796, "offset");
-static_assert(FB_OFFSET(Grid, grain) == 1800, "offset");
-static_assert(FB_OFFSET(Grid, nodes) == 1808, "offset");
-static_assert(FB_OFFSET(Grid, roots) == 1816, "offset");
-static_assert(FB_OFFSET(Grid, done) == 1824, "offset");
-static_assert(FB_OFFSET(Grid, beats) == 1832, "offset");
-static_assert(FB_OFFSET(Grid, control) == 1840, "offset");
-static_assert(FB_OFFSET(Grid, heap) == 1848, "offset");
+static_assert(sizeof(Grid) == 128, "size");
+static_assert(FB_OFFSET(Grid, state) == 0, "offset");
+static_assert(FB_OFFSET(Grid, rings) == 8, "offset");
+static_assert(FB_OFFSET(Grid, blocks) == 40, "offset");
+static_assert(FB_OFFSET(Grid, limited) == 44, "offset");
+static_assert(FB_OFFSET(Grid, grain) == 48, "offset");
+static_assert(FB_OFFSET(Grid, nodes) == 56, "offset");
+static_assert(FB_OFFSET(Grid, roots) == 64, "offset");
+static_assert(FB_OFFSET(Grid, done) == 72, "offset");
+static_assert(FB_OFFSET(Grid, beats) == 80, "offset");
+static_assert(FB_OFFSET(Grid, control) == 88, "offset");
+static_assert(FB_OFFSET(Grid, calls) == 96, "offset");
+static_assert(FB_OFFSET(Grid, aside) == 104, "offset");
+static_assert(FB_OFFSET(Grid, aside_size) == 112, "offset");
+static_assert(FB_OFFSET(Grid, unused) == 116, "offset");
+static_assert(FB_OFFSET(Grid, heap) == 120, "offset");

@@ -11,19 +11,33 @@
 // 4. What was put is announced in `count` after it is in its cell.
 #pragma once
 
+// Of n that one wants of what a word counts, so many as there are.
+FB_DEVICE u32 fb_obtain(u32 *word, u32 n) {
+  const int there = (int)fb_add(word, 0u - n);
+  const u32 got = there <= 0 ? 0 : (u32)there < n ? (u32)there : n;
+  if (got < n) fb_add(word, n - got);
+  return got;
+}
+
 // Keeps a place for one that will be put later; false when there is none.
-FB_DEVICE bool fb_reserve(Queue *q) {
-  if ((int)fb_add(&q->space, (u32)-1) > 0) return true;
-  fb_add(&q->space, 1);
-  return false;
+FB_DEVICE bool fb_reserve(Queue *q) { return fb_obtain(&q->space, 1) == 1; }
+
+FB_DEVICE void fb_put_at(Queue *q, u32 ticket, const Task *task) {
+  Cell *c = &q->cells[ticket & (q->size - 1)];
+  while (fb_load(&c->seq) != ticket) fb_relax();
+  c->task = *task;
+  fb_store(&c->seq, ticket + 1);
+}
+
+FB_DEVICE void fb_take_at(Queue *q, u32 ticket, Task *to) {
+  Cell *c = &q->cells[ticket & (q->size - 1)];
+  while (fb_load(&c->seq) != ticket + 1) fb_relax();
+  *to = c->task;
+  fb_store(&c->seq, ticket + q->size);
 }
 
 FB_DEVICE void fb_put_reserved(Queue *q, const Task *task) {
-  const u32 t = fb_add(&q->tail, 1);
-  Cell *c = &q->cells[t & (q->size - 1)];
-  while (fb_load(&c->seq) != t) fb_relax();
-  c->task = *task;
-  fb_store(&c->seq, t + 1);
+  fb_put_at(q, fb_add(&q->tail, 1), task);
   fb_add(&q->count, 1);
 }
 
@@ -33,21 +47,34 @@ FB_DEVICE bool fb_put(Queue *q, const Task *task) {
   return true;
 }
 
-// Takes up to `most`; how many it got.
-FB_DEVICE u32 fb_take(Queue *q, Task *to, u32 most) {
-  // A look costs less than an attempt, and most looks find nothing.
-  if ((int)fb_load(&q->count) <= 0) return 0;
-  const int there = (int)fb_add(&q->count, (u32)-(int)most);
-  const u32 n = there <= 0 ? 0 : (u32)there < most ? (u32)there : most;
-  if (n < most) fb_add(&q->count, most - n);
-  if (n == 0) return 0;
-  const u32 h = fb_add(&q->head, n);
-  for (u32 i = 0; i < n; i++) {
-    Cell *c = &q->cells[(h + i) & (q->size - 1)];
-    while (fb_load(&c->seq) != h + i + 1) fb_relax();
-    to[i] = c->task;
-    fb_store(&c->seq, h + i + q->size);
+// Takes one, if there is one.
+FB_DEVICE bool fb_take(Queue *q, Task *to) {
+  // A look costs less than an attempt.
+  if ((int)fb_load(&q->count) <= 0 || fb_obtain(&q->count, 1) == 0) return false;
+  fb_take_at(q, fb_add(&q->head, 1), to);
+  fb_add(&q->space, 1);
+  return true;
+}
+
+// Takes up to `most`; how many it got. Called by the lanes of a warp together, who take a cell each.
+FB_DEVICE u32 fb_take_many(Queue *q, Task *to, u32 most) {
+  u32 n = 0, ticket = 0;
+  if (fb_in_crew() == 0) {
+    n = fb_obtain(&q->count, most);
+    if (n > 0) ticket = fb_add(&q->head, n);
   }
-  fb_add(&q->space, n);
+  n = fb_tell(n, 0);
+  ticket = fb_tell(ticket, 0);
+  for (u32 i = fb_in_crew(); i < n; i += FB_WARP) fb_take_at(q, ticket + i, &to[i]);
+  fb_together();
+  if (n > 0 && fb_in_crew() == 0) fb_add(&q->space, n);
   return n;
+}
+
+// Puts `n` in places that were kept for them. Called by the lanes of a warp together.
+FB_DEVICE void fb_put_many(Queue *q, const Task *from, u32 n) {
+  const u32 ticket = fb_tell(fb_in_crew() == 0 ? fb_add(&q->tail, n) : 0, 0);
+  for (u32 i = fb_in_crew(); i < n; i += FB_WARP) fb_put_at(q, ticket + i, &from[i]);
+  fb_together();
+  if (fb_in_crew() == 0) fb_add(&q->count, n);
 }

@@ -6,11 +6,10 @@
 #include <string.h>
 
 static const char *TASKS =
-    "TASK(square) { if (fb_lane() == 0) *(u64 *)fb_result(c) = ((const u64 *)t->args)[0] * ((const u64 *)t->args)[0]; }\n"
+    "TASK_PER_THREAD(square) { *(u64 *)fb_result(c) = ((const u64 *)t->args)[0] * ((const u64 *)t->args)[0]; }\n"
     "// Two tasks of one less each, down to the leaves, which are counted in the result.\n"
-    "TASK(tree) {\n"
+    "TASK_PER_THREAD(tree) {\n"
     "  const u64 depth = ((const u64 *)t->args)[0];\n"
-    "  if (fb_lane() != 0) return;\n"
     "  if (depth == 0) { fb_add64((u64 *)fb_result(c), 1); return; }\n"
     "  const u64 child = depth - 1;\n"
     "  for (u32 i = 0; i < 2; i++)\n"
@@ -41,6 +40,19 @@ int main(int n, char **arguments) {
     forebay_ticket_free(ticket);
     printf("%s: %llu\n", names[i], (unsigned long long)result[0]);
   }
+  // A thousand small trees at a time, whose leaves add up.
+  static forebay_grid_call calls[1000];
+  uint64_t depth = 3, result[FOREBAY_RESULT / 8];
+  forebay_ticket *ticket;
+  for (int i = 0; i < 1000; i++) {
+    CHECK(forebay_grid_function(grid, "tree", &calls[i].function));
+    calls[i].args = &depth;
+    calls[i].bytes = sizeof depth;
+  }
+  CHECK(forebay_grid_submit_all(grid, calls, 1000, &ticket));
+  CHECK(forebay_grid_wait(grid, ticket, FOREBAY_FOREVER, result));
+  forebay_ticket_free(ticket);
+  printf("a thousand trees: %llu\n", (unsigned long long)result[0]);
   CHECK(forebay_grid_drain(grid));
   forebay_grid_free(grid);
   return 0;

@@ -27,6 +27,9 @@
 // Bytes of a task's result.
 #define FOREBAY_RESULT 40
 
+// Tasks that can be submitted together, at most.
+#define FOREBAY_TOGETHER 1024
+
 // Waits for as long as it takes.
 #define FOREBAY_FOREVER -1
 
@@ -164,6 +167,14 @@ int32_t forebay_grid_submit(const forebay_grid *grid,
                             const forebay_grid_call *call,
                             int32_t wait,
                             forebay_ticket **ticket);
+
+// Submits `n` tasks together, 1 to FOREBAY_TOGETHER of them, which costs a fraction of submitting each: their one ticket is
+// done when all of them are, and they share a result. They have their fuel together, if all have some, and are urgent if the
+// first one is. Waits for room. `ticket` may be NULL.
+int32_t forebay_grid_submit_all(const forebay_grid *grid,
+                                const forebay_grid_call *calls,
+                                size_t n,
+                                forebay_ticket **ticket);
 
 // Waits until a task and all that came of it are done, for so many ms: 0 not at all, FOREBAY_FOREVER for as long as it takes.
 // FOREBAY_AGAIN when it is not done by then; the reason names a block that is stuck, if there is one. `result`, if not NULL,

@@ -41,6 +41,25 @@ pub struct forebay_grid_call {
     pub urgent: i32,
 }
 
+impl forebay_grid_call {
+    /// # Safety
+    /// `args` may be read for as many bytes as it says.
+    unsafe fn get(&self) -> Result<Call, Failure> {
+        if self.bytes > ARGS {
+            return Err(Error::Arguments { is: self.bytes }.into());
+        }
+        let mut made = Call::new(self.function).fuel(self.fuel).range(self.first, self.count.max(1));
+        if self.bytes > 0 {
+            if self.args.is_null() {
+                return Err(invalid("the arguments are NULL"));
+            }
+            // SAFETY: by the contract.
+            made = made.args(unsafe { std::slice::from_raw_parts(self.args.cast(), self.bytes) });
+        }
+        Ok(if self.urgent != 0 { made.urgent() } else { made })
+    }
+}
+
 impl From<Error> for Failure {
     fn from(e: Error) -> Self {
         let code = match e {
@@ -135,22 +154,39 @@ pub unsafe extern "C" fn forebay_grid_submit(
 ) -> i32 {
     // SAFETY: C's promises.
     status(|| unsafe {
-        let (g, c) = (&shared(grid, "the grid")?.0, shared(call, "the call")?);
-        if c.bytes > ARGS {
-            return Err(Error::Arguments { is: c.bytes }.into());
-        }
-        let mut made = Call::new(c.function).fuel(c.fuel).range(c.first, c.count.max(1));
-        if c.bytes > 0 {
-            if c.args.is_null() {
-                return Err(invalid("the arguments are NULL"));
-            }
-            made = made.args(std::slice::from_raw_parts(c.args.cast(), c.bytes));
-        }
-        if c.urgent != 0 {
-            made = made.urgent();
-        }
+        let (g, made) = (&shared(grid, "the grid")?.0, shared(call, "the call")?.get()?);
         let t = if wait != 0 { g.submit(made)? } else { g.try_submit(made)? };
         if ticket.is_null() { Ok(()) } else { give(ticket, forebay_ticket(Some(t))) }
+    })
+}
+
+/// Tasks that can be submitted together, at most.
+pub const FOREBAY_TOGETHER: usize = 1024;
+const _: () = assert!(FOREBAY_TOGETHER == forebay::resident::TOGETHER);
+
+/// Submits `n` tasks together, 1 to FOREBAY_TOGETHER of them, which costs a fraction of submitting each: their one ticket is
+/// done when all of them are, and they share a result. They have their fuel together, if all have some, and are urgent if the
+/// first one is. Waits for room. `ticket` may be NULL.
+///
+/// # Safety
+/// As the rules say; `calls` has `n` of them, and the `args` of each may be read for as many bytes as it says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn forebay_grid_submit_all(
+    grid: *const forebay_grid,
+    calls: *const forebay_grid_call,
+    n: usize,
+    ticket: *mut *mut forebay_ticket,
+) -> i32 {
+    // SAFETY: C's promises.
+    status(|| unsafe {
+        let g = &shared(grid, "the grid")?.0;
+        shared(calls, "the calls")?;
+        if !(1..=FOREBAY_TOGETHER).contains(&n) {
+            return Err(invalid(&format!("{n} tasks together; 1 to {FOREBAY_TOGETHER} are allowed")));
+        }
+        let calls = std::slice::from_raw_parts(calls, n).iter().map(|c| c.get());
+        let t = g.submit_all(calls.collect::<Result<Vec<_>, _>>()?)?.pop();
+        if ticket.is_null() { Ok(()) } else { give(ticket, forebay_ticket(t)) }
     })
 }
 

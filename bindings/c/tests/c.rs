@@ -99,7 +99,7 @@ fn tasks_go_to_a_grid() {
         eprintln!("skipped: {}", String::from_utf8_lossy(&o.stderr));
         return;
     }
-    assert_eq!(good(&o), "square: 144\ntree: 4096\n");
+    assert_eq!(good(&o), "square: 144\ntree: 4096\na thousand trees: 8000\n");
 }
 
 #[test]

@@ -81,6 +81,10 @@ static void grid(void) {
   EXPECT(FOREBAY_FAILED, forebay_grid_submit(g, &call, 1, &t), "33 bytes");
   call.bytes = sizeof at;
   EXPECT(FOREBAY_INVALID, forebay_grid_submit(g, &call, 1, &t), "arguments are NULL");
+  EXPECT(FOREBAY_INVALID, forebay_grid_submit_all(g, &call, 1, &t), "arguments are NULL");
+  EXPECT(FOREBAY_INVALID, forebay_grid_submit_all(g, &call, 0, &t), "0 tasks");
+  EXPECT(FOREBAY_INVALID, forebay_grid_submit_all(g, &call, 1025, &t), "1024");
+  EXPECT(FOREBAY_INVALID, forebay_grid_submit_all(g, NULL, 1, &t), "NULL");
   call.args = &at;
   GOOD(forebay_grid_submit(g, &call, 1, &t));
   EXPECT(FOREBAY_AGAIN, forebay_grid_wait(g, t, 5, NULL), "not done");

@@ -216,3 +216,21 @@ fn cuda_with_the_stand_in_whatever_goes_beside() {
         stand_in::again_with("cuda", &[("FOREBAY_COPIES_BESIDE", beside)]);
     }
 }
+
+/// As another library in the process may.
+#[test]
+fn a_thread_whose_context_is_another_one_is_no_trap() {
+    if !stand_in::is_here() {
+        return stand_in::again("a_thread_whose_context_is_another_one_is_no_trap");
+    }
+    let (devices, _) = discover(&[Kind::Cuda]);
+    devices[0].alloc(16).unwrap();
+    // SAFETY: the stand-in, which is loaded already; the function has this signature.
+    let code = unsafe {
+        let driver = libloading::Library::new("libcuda.so.1").unwrap();
+        let set: libloading::Symbol<'_, unsafe extern "C" fn(*mut u8) -> i32> = driver.get(b"cuCtxSetCurrent").unwrap();
+        set(std::ptr::null_mut())
+    };
+    assert_eq!(code, 0);
+    devices[0].alloc(16).unwrap();
+}

@@ -58,15 +58,16 @@ unsafe impl Sync for Executable {}
 
 impl Drop for Executable {
     fn drop(&mut self) {
-        if let Ok(d) = self.context.enter() {
+        let (graph, exec) = (self.graph as usize, self.exec as usize);
+        self.context.free(move |d| {
             // SAFETY: made in `build`, destroyed once, when no queue holds it for a launch that may still run.
             unsafe {
-                if !self.exec.is_null() {
-                    (d.cuGraphExecDestroy)(self.exec);
+                if exec != 0 {
+                    (d.cuGraphExecDestroy)(exec as CuGraphExec);
                 }
-                (d.cuGraphDestroy)(self.graph);
+                (d.cuGraphDestroy)(graph as CuGraph);
             }
-        }
+        });
     }
 }
 

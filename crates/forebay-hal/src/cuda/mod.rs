@@ -16,7 +16,7 @@ mod window;
 
 use std::any::Any;
 use std::cell::Cell;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -101,7 +101,7 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 thread_local! {
-    /// Serial number of the context that this thread made current last, to save the call.
+    /// Serial number of the context that this thread made current last: the next one may have the same handle.
     static CURRENT: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -111,7 +111,11 @@ impl Context {
         if let Some(why) = self.primary.lost.get() {
             return Err(Error::Lost { device: self.name.clone(), why: why.clone() });
         }
-        if CURRENT.get() != self.primary.serial {
+        // Other users of the driver on this thread make contexts of theirs current.
+        let mut current = null_mut();
+        // SAFETY: `current` is valid.
+        unsafe { (self.driver.cuCtxGetCurrent)(&mut current) };
+        if current != self.id || CURRENT.get() != self.primary.serial {
             // SAFETY: the primary context is retained for as long as `self` lives.
             let code = unsafe { (self.driver.cuCtxSetCurrent)(self.id) };
             self.check("cuCtxSetCurrent", code)?;
@@ -327,12 +331,43 @@ impl CudaDevice {
                 _ => Error::Compile { device: c.name.clone(), entry: entry.into(), log },
             })?;
         }
-        Ok(CudaModule { id, context: c.clone() })
+        Ok(CudaModule { id, functions: Mutex::default(), context: c.clone() })
+    }
+
+    /// A function of a module, and its code on the device: by itself the driver brings that there at the first launch, and
+    /// waits for all kernels then.
+    fn function(&self, module: &CudaModule, entry: &str) -> Result<CuFunction> {
+        let c = &self.context;
+        let mut functions = module.functions.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = functions.get(entry) {
+            return Ok(*known as CuFunction);
+        }
+        self.may_load(entry)?;
+        let d = c.enter()?;
+        let mut function = null_mut();
+        let name = CString::new(entry).unwrap_or_default();
+        // SAFETY: the module is alive; the name is NUL-terminated.
+        let code = unsafe { (d.cuModuleGetFunction)(&mut function, module.id, name.as_ptr()) };
+        if code == sys::ERROR_NOT_FOUND {
+            let known = "unknown (the driver does not tell); is it declared extern \"C\"?".into();
+            return Err(Error::NoEntry { device: c.name.clone(), entry: entry.into(), known });
+        }
+        c.check("cuModuleGetFunction", code)?;
+        // Drivers before CUDA 12.4 do not have it; there code comes with the function.
+        if let Ok(load) = d.optional("cuFuncLoad") {
+            // SAFETY: the driver exports this function with this signature; `function` was just found.
+            let code = unsafe { std::mem::transmute::<*mut c_void, sys::FuncLoad>(load)(function) };
+            c.check("cuFuncLoad", code)?;
+        }
+        functions.insert(entry.into(), function as usize);
+        Ok(function)
     }
 }
 
 struct CudaModule {
     id: CuModule,
+    /// Those that were asked for, by name.
+    functions: Mutex<HashMap<String, usize>>,
     context: Arc<Context>,
 }
 
@@ -520,16 +555,7 @@ impl Device for CudaDevice {
                 return Err(Error::Unsupported { device: c.name.clone(), what: format!("kernel source {other:?}") });
             }
         };
-        let d = c.enter()?;
-        let mut function = null_mut();
-        let name = CString::new(entry).unwrap_or_default();
-        // SAFETY: the module is alive; the name is NUL-terminated.
-        let code = unsafe { (d.cuModuleGetFunction)(&mut function, module.id, name.as_ptr()) };
-        if code == sys::ERROR_NOT_FOUND {
-            let known = "unknown (the driver does not tell); is it declared extern \"C\"?".into();
-            return Err(Error::NoEntry { device: c.name.clone(), entry: entry.into(), known });
-        }
-        c.check("cuModuleGetFunction", code)?;
+        let function = self.function(&module, entry)?;
         let imp = CudaKernel { function, context: c.clone(), _module: module };
         Ok(Kernel { name: entry.into(), imp: Arc::new(imp) })
     }

@@ -140,6 +140,7 @@ table! {
     cuDevicePrimaryCtxRetain / "cuDevicePrimaryCtxRetain": fn(context: *mut CuContext, device: CuDevice);
     cuDevicePrimaryCtxRelease / "cuDevicePrimaryCtxRelease_v2": fn(device: CuDevice);
     cuDevicePrimaryCtxReset / "cuDevicePrimaryCtxReset_v2": fn(device: CuDevice);
+    cuCtxGetCurrent / "cuCtxGetCurrent": fn(context: *mut CuContext);
     cuCtxSetCurrent / "cuCtxSetCurrent": fn(context: CuContext);
     cuGetErrorName / "cuGetErrorName": fn(code: CuResult, name: *mut *const c_char);
     cuMemAlloc / "cuMemAlloc_v2": fn(p: *mut CuDevicePtr, bytes: usize);
@@ -193,6 +194,9 @@ table! {
     cuGraphDestroy / "cuGraphDestroy": fn(graph: CuGraph);
     cuGraphExecDestroy / "cuGraphExecDestroy": fn(exec: CuGraphExec);
 }
+
+/// `cuFuncLoad`, of drivers from CUDA 12.4 on.
+pub type FuncLoad = unsafe extern "C" fn(CuFunction) -> CuResult;
 
 type GetProc = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_int) -> CuResult;
 

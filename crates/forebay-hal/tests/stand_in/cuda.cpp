@@ -163,6 +163,12 @@ struct Module { void* library; };
 struct Function {
   void (*run)(void**, Dim, Dim);
   std::vector<size_t> sizes;
+  // Its code is on the device.
+  std::atomic<bool> loaded{false};
+  // Loading code waits for what runs.
+  void load() {
+    if (!loaded.exchange(true)) synchronise_all();
+  }
 };
 
 struct Launch {
@@ -285,6 +291,7 @@ API int cuDevicePrimaryCtxReset_v2(int d) {
   sticky = 0;
   return OK;
 }
+API int cuCtxGetCurrent(void** c) { *c = current; return OK; }
 API int cuCtxSetCurrent(void* c) {
   if (c && !is_context(c)) return INVALID_CONTEXT;
   current = c;
@@ -539,7 +546,12 @@ API int cuModuleGetFunction(void** f, void* m, const char* name) {
   if (!r || !s) return NOT_FOUND;
   size_t all[64];
   size_t n = s(all);
-  *f = new Function{(void (*)(void**, Dim, Dim))r, {all, all + n}};
+  *f = new Function{(void (*)(void**, Dim, Dim))r, {all, all + n}, {false}};
+  return OK;
+}
+API int cuFuncLoad(void* f) {
+  READY;
+  ((Function*)f)->load();
   return OK;
 }
 static int new_stream(void** out) {
@@ -646,6 +658,7 @@ API int cuLaunchKernel(void* f, unsigned gx, unsigned gy, unsigned gz, unsigned 
   STREAM(s, stream);
   Dim grid{gx, gy, gz}, block{bx, by, bz};
   if (bad_shape(grid, block)) return INVALID_VALUE;
+  ((Function*)f)->load();
   auto l = std::make_shared<Launch>(Launch::of((Function*)f, grid, block, params));
   s->push([l] { l->run(); });
   return OK;

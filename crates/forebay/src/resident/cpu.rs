@@ -116,7 +116,8 @@ impl Site for CpuSite {
         unsafe {
             let (g, ring) = (self.grid, &raw const (*self.grid).rings);
             let slots = [(*ring)[0].slots, (*ring)[1].slots];
-            HostSide { slots, done: (*g).done, beats: (*g).beats, control: (*g).control, mapped: false }
+            let (done, calls, beats, control) = ((*g).done, (*g).calls, (*g).beats, (*g).control);
+            HostSide { slots, done, calls, beats, control, mapped: false }
         }
     }
 
@@ -162,14 +163,6 @@ impl Site for CpuSite {
         Ok(Box::new(threads))
     }
 
-    fn set_heads(&self, heads: [u32; 2]) -> Result<()> {
-        for (i, head) in heads.into_iter().enumerate() {
-            // SAFETY: no block runs, and the memory is there.
-            unsafe { (*self.grid).rings[i].head = head };
-        }
-        Ok(())
-    }
-
     fn heap_use(&self) -> Option<Result<HeapUse>> {
         // SAFETY: set up when the grid was started; the memory lives as long as `self`.
         let heap = unsafe { (*self.grid).heap };
@@ -198,13 +191,23 @@ fn version(compiler: &str) -> Option<String> {
     out.status.success().then(|| String::from_utf8_lossy(&out.stdout).into_owned())
 }
 
+/// What this processor has that the compiler does not count on: the heap counts bits all the time.
+fn own_options() -> &'static [&'static str] {
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("popcnt") {
+        return &["-mpopcnt"];
+    }
+    &[]
+}
+
 pub(super) fn build(text: &str) -> Result<Code> {
     let chosen = std::env::var("CXX").ok().filter(|c| !c.is_empty());
     let names = chosen.map_or_else(|| vec!["g++".to_owned(), "clang++".into(), "c++".into()], |c| vec![c]);
     let found = names.iter().find_map(|n| version(n).map(|v| (n.clone(), v)));
     let (compiler, version) = found.ok_or_else(|| Error::NoCompiler(format!("tried {}", names.join(", "))))?;
     let cache = Cache::user();
-    let key = Cache::key(&[b"resident", text.as_bytes(), version.as_bytes(), OPTIONS.join(" ").as_bytes()]);
+    let options = || [&OPTIONS[..], own_options()].concat().join(" ");
+    let key = Cache::key(&[b"resident", text.as_bytes(), version.as_bytes(), options().as_bytes()]);
     if let Some(code) = cache.get(&key).and_then(|binary| load(&binary).ok()) {
         return Ok(code);
     }
@@ -226,7 +229,7 @@ pub(super) fn build(text: &str) -> Result<Code> {
 fn compile(compiler: &str, out: &Path, text: &str) -> Result<Vec<u8>> {
     let start = |e: std::io::Error| Error::Start(format!("{compiler}: {e}"));
     let mut command = Command::new(compiler);
-    command.args(OPTIONS).arg("-").arg("-o").arg(out);
+    command.args(OPTIONS).args(own_options()).arg("-").arg("-o").arg(out);
     let piped = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut child = piped.spawn().map_err(start)?;
     let written = child.stdin.take().map_or(Ok(()), |mut to| to.write_all(text.as_bytes()));

@@ -4,7 +4,6 @@
 //! memory (blocks look at them all the time, the host writes a line now and then), else in page-locked memory of the host;
 //! completions always there, since the host looks at those; everything else in device memory.
 
-use std::mem::offset_of;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forebay_hal::{Arg, Buffer, Device, Direction, Fence, Geometry, Kernel, Method, Occupied, Queue, Source};
@@ -13,11 +12,14 @@ use super::heap::{ALIGN, HeapUse};
 use super::layout::{self, Beat, Control, Done, Slot};
 use super::memory::Memory;
 use super::site::{Blocks, HostSide, Site};
-use super::{Builder, Error, MAX_BLOCKS, Result};
+use super::together::{PIECES, TOGETHER};
+use super::{Builder, Error, MAX_BLOCKS, Result, Sizes};
 
 /// Shape of the kernels that set a heap up and look at it.
 const HEAP_BLOCKS: usize = 64;
 const HEAP_THREADS: usize = 256;
+/// Blocks that look at the host's memory at a time, where rings are there.
+const LOOKERS: u32 = 2;
 /// Hints that each multiprocessor keeps for its warps, of a heap of at least [`LARGE`] bytes and of a smaller one.
 const HINTS: [u32; 2] = [32, 4];
 const LARGE: u64 = 64 << 20;
@@ -97,7 +99,8 @@ impl CudaSite {
         let blocks = sizes.blocks.unwrap_or(device.info().compute_units as usize).clamp(1, MAX_BLOCKS);
         let mut side = device.queue()?;
         let heap = sizes.heap.map(|bytes| heap(device, &mut *side, &kernels, bytes)).transpose()?;
-        let image = Memory::new(sizes, blocks, None);
+        // What blocks put aside is not copied: nothing is in it yet.
+        let image = Memory::new(&Sizes { aside: 0, ..sizes.clone() }, blocks, None);
         let mut parts = Vec::new();
         fn place<T>(d: &Arc<dyn Device>, q: &mut dyn Queue, parts: &mut Vec<Buffer>, from: &[T]) -> Result<u64> {
             let b = d.alloc(size_of_val(from))?;
@@ -113,10 +116,12 @@ impl CudaSite {
             place(device, &mut *side, &mut parts, &image.roots)?,
         );
         let (done, done_there) = device.alloc_shared(size_of::<Done>() * 2 * sizes.ring)?;
-        // One piece: rings, the stop word, heartbeats.
+        // One piece: rings, the stop word, heartbeats, tasks that are submitted together.
         let ring = size_of::<Slot>() * sizes.ring;
         let (control, beats) = (2 * ring, 2 * ring + size_of::<Control>());
-        let (near, near_there, mapped) = near(device, &mut *side, beats + size_of::<Beat>() * blocks)?;
+        let calls = beats + size_of::<Beat>() * blocks;
+        let bytes = calls + size_of::<layout::Task>() * TOGETHER * PIECES;
+        let (near, near_there, mapped) = near(device, &mut *side, bytes)?;
         let at = address(&near_there)?;
         // SAFETY: addresses within the piece; every part of it is a multiple of 64 bytes.
         let here = |offset: usize| unsafe { near.add(offset) };
@@ -124,6 +129,7 @@ impl CudaSite {
         let host = HostSide {
             slots: [here(0).cast(), here(ring).cast()],
             done: host_of_done.as_ptr().cast(),
+            calls: here(calls).cast(),
             beats: here(beats).cast(),
             control: here(control).cast(),
             mapped,
@@ -131,11 +137,21 @@ impl CudaSite {
         // SAFETY: a copy of plain values; the boxes that it points to are not this copy's.
         let mut g = unsafe { std::ptr::read(&raw const *image.grid) };
         (g.rings[0].slots, g.rings[1].slots) = (at as *mut Slot, (at + ring as u64) as *mut Slot);
-        (g.queues[0].cells, g.queues[1].cells) = (urgent? as *mut _, ordinary? as *mut _);
-        (g.free_nodes.cells, g.nodes, g.roots) = (free? as *mut _, nodes as *mut _, roots as *mut _);
+        // SAFETY: as above.
+        let mut state = unsafe { std::ptr::read(&raw const *image.state) };
+        (state.queues[0].cells, state.queues[1].cells) = (urgent? as *mut _, ordinary? as *mut _);
+        (state.free_nodes.cells, g.nodes, g.roots) = (free? as *mut _, nodes as *mut _, roots as *mut _);
         g.done = address(&done_there)? as *mut _;
         g.control = (at + control as u64) as *mut _;
         g.beats = (at + beats as u64) as *mut _;
+        g.calls = (at + calls as u64) as *mut _;
+        // On the bus there is room for the looks of a few, not of all.
+        (g.limited, state.permits) = if mapped { (0, 0) } else { (1, LOOKERS) };
+        g.state = place(device, &mut *side, &mut parts, std::slice::from_ref(&state))? as *mut _;
+        let aside = device.alloc(size_of::<layout::Task>() * sizes.aside * blocks)?;
+        g.aside_size = sizes.aside as u32;
+        g.aside = address(&aside)? as *mut _;
+        parts.push(aside);
         g.heap = heap.as_ref().map_or(0, |h| h.at) as *mut u8;
         let grid = device.alloc(size_of::<layout::Grid>())?;
         upload(&mut *side, &grid, 0, std::slice::from_ref(&g))?;
@@ -229,14 +245,6 @@ impl Site for CudaSite {
         q.grid.launch(&kernels.grid, &self.0.shape, &[Arg::Buffer(&self.0.grid)])?;
         q.launched = q.grid.fence()?;
         Ok(Box::new(Running { site: self.0.clone(), keep: Some(keep), occupied }))
-    }
-
-    fn set_heads(&self, heads: [u32; 2]) -> Result<()> {
-        for (i, head) in heads.into_iter().enumerate() {
-            let at = offset_of!(layout::Grid, rings) + i * size_of::<layout::Ring>() + offset_of!(layout::Ring, head);
-            upload(&mut *self.0.queues().side, &self.0.grid, at, &head.to_ne_bytes())?;
-        }
-        Ok(())
     }
 
     fn fault(&self) -> Option<String> {

@@ -1,7 +1,7 @@
 //! The host's side of a grid: rings, completions, life, and the watchdog.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -11,6 +11,7 @@ use super::call::{Call, Completion};
 use super::heap::HeapUse;
 use super::layout::{self, ARGS, RESULT, Slot};
 use super::site::{Blocks, HostSide, Site};
+use super::together::Together;
 use super::watch::Watch;
 use super::{Builder, Error, Result};
 
@@ -27,8 +28,10 @@ const LEAVE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 #[must_use = "a completion is had by waiting for its ticket"]
 pub struct Ticket {
-    ring: usize,
-    number: u32,
+    pub(super) ring: usize,
+    pub(super) number: u32,
+    /// Among the ring's roots.
+    pub(super) root: usize,
     function: u32,
     grid: Arc<Shared>,
 }
@@ -50,32 +53,42 @@ impl std::fmt::Display for Stuck {
     }
 }
 
+/// What a completion's place was last given to.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Root {
+    /// The ticket; none yet.
+    pub(super) number: Option<u32>,
+    /// Somebody still waits for what is (or will be) there.
+    wanted: bool,
+}
+
 /// The host's side of a ring.
-#[derive(Default)]
-struct Producer {
+pub(super) struct Producer {
     /// Next ticket.
     tail: u32,
-    /// Of each slot, whether it was ever filled, and whether somebody still waits for what is (or will be) in its completion.
-    filled: Vec<bool>,
-    wanted: Vec<bool>,
-    /// Completions whose slot was needed before they were fetched.
+    /// As many as the ring has slots.
+    pub(super) roots: Vec<Root>,
+    /// Where the search for a free one goes on.
+    next: usize,
+    /// Completions whose place was needed before they were fetched.
     kept: HashMap<u32, (u32, [u8; RESULT])>,
 }
 
 /// What tickets and the grid share.
-struct Shared {
+pub(super) struct Shared {
     site: Box<dyn Site>,
-    host: HostSide,
+    pub(super) host: HostSide,
     /// Names of the functions.
     functions: Mutex<Arc<Vec<String>>>,
     rings: [Mutex<Producer>; 2],
     sizes: [usize; 2],
+    pub(super) together: Mutex<Together>,
     /// Epoch of each block when it last changed, and when that was.
     seen: Mutex<Vec<(u32, Instant)>>,
     /// 0 while tasks are taken, 1 once they are not, 2 when no block runs any more.
-    stopped: AtomicU32,
+    pub(super) stopped: AtomicU32,
     /// Number of functions there are.
-    known: AtomicU32,
+    pub(super) known: AtomicU32,
 }
 
 // SAFETY: the addresses in `host` are the site's, which lives as long; who writes what there is the protocol's
@@ -100,30 +113,40 @@ unsafe fn word<'a>(p: *mut u32) -> &'a AtomicU32 {
 }
 
 impl Shared {
-    fn producer(&self, ring: usize) -> MutexGuard<'_, Producer> {
+    pub(super) fn producer(&self, ring: usize) -> MutexGuard<'_, Producer> {
         self.rings[ring].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn at(&self, ring: usize, number: u32) -> (usize, usize) {
-        let slot = number as usize & (self.sizes[ring] - 1);
-        (slot, slot + if ring == 0 { 0 } else { self.sizes[0] })
+    /// The number on the device of a ring's root.
+    fn on_device(&self, ring: usize, root: usize) -> usize {
+        root + if ring == 0 { 0 } else { self.sizes[0] }
     }
 
-    fn slot(&self, ring: usize, slot: usize) -> *mut Slot {
+    fn slot(&self, ring: usize, number: u32) -> *mut Slot {
+        let slot = number as usize & (self.sizes[ring] - 1);
         // SAFETY: the memory lives as long as `self`, and `slot` is below the ring's size.
         unsafe { self.host.slots[ring].add(slot) }
     }
 
     /// The completion of a ticket, if it is there.
-    fn fetch(&self, ring: usize, number: u32) -> Option<(u32, [u8; RESULT])> {
-        let (_, root) = self.at(ring, number);
-        // SAFETY: within the completions; `seq` is atomic, and the rest is the host's once it has the ticket's value and
-        // until the slot is filled again, which the caller's lock on the ring prevents.
+    pub(super) fn fetch(&self, ring: usize, root: usize, number: u32) -> Option<(u32, [u8; RESULT])> {
+        let root = self.on_device(ring, root);
+        let mut words = [0u32; 12];
+        // SAFETY: within the completions; `seq` is atomic, and the other words of a piece are the host's once that has the
+        // ticket's value and until the root is given away again, which the caller's lock on the ring prevents.
         unsafe {
             let done = self.host.done.add(root);
-            let there = word(&raw mut (*done).seq).load(Ordering::Acquire) == number.wrapping_add(1);
-            there.then(|| ((*done).status, (*done).result))
+            for (i, to) in words.chunks_exact_mut(3).enumerate() {
+                let quad = &raw mut (*done).quads[i];
+                if word(&raw mut (*quad).seq).load(Ordering::Acquire) != number.wrapping_add(1) {
+                    return None;
+                }
+                to.copy_from_slice(&(*quad).words);
+            }
         }
+        let mut result = [0; RESULT];
+        result.as_chunks_mut().0.iter_mut().zip(words).for_each(|(to, w)| *to = w.to_ne_bytes());
+        Some((words[RESULT / 4], result))
     }
 
     fn functions(&self) -> Arc<Vec<String>> {
@@ -131,15 +154,33 @@ impl Shared {
     }
 
     fn name(&self, function: u32) -> String {
-        self.functions().get(function as usize).cloned().unwrap_or_else(|| function.to_string())
+        let known = self.functions();
+        known.get(function as usize).cloned().unwrap_or_else(|| match function as usize == known.len() {
+            true => "several".into(),
+            false => function.to_string(),
+        })
+    }
+
+    /// A root that is free, if there is one, for a new ticket (rule 2 of the protocol). The ring is locked.
+    fn free_root(&self, ring: usize, p: &mut Producer) -> Option<usize> {
+        for _ in 0..p.roots.len() {
+            let root = p.next;
+            p.next = (root + 1) & (p.roots.len() - 1);
+            let Root { number, wanted } = p.roots[root];
+            let Some(before) = number else { return Some(root) };
+            let Some(done) = self.fetch(ring, root, before) else { continue };
+            if wanted {
+                p.kept.insert(before, done);
+            }
+            return Some(root);
+        }
+        None
     }
 
     /// The number of the last ticket whose root this is.
     fn ticket_of(&self, root: usize) -> u32 {
-        let (ring, slot) = if root < self.sizes[0] { (0, root) } else { (1, root - self.sizes[0]) };
-        let last = self.producer(ring).tail.wrapping_sub(1);
-        let back = last.wrapping_sub(slot as u32) & (self.sizes[ring] as u32 - 1);
-        last.wrapping_sub(back)
+        let (ring, root) = if root < self.sizes[0] { (0, root) } else { (1, root - self.sizes[0]) };
+        self.producer(ring).roots.get(root).and_then(|r| r.number).unwrap_or_default()
     }
 
     /// The error of a grid that ended out of order, if it has.
@@ -164,30 +205,29 @@ impl Shared {
     ///
     /// # Safety
     /// `to` is a slot of this grid that the caller may fill.
-    unsafe fn fill(&self, to: *mut Slot, call: &Call, seq: u32) {
+    unsafe fn fill(&self, to: *mut Slot, call: &Call, root: usize, seq: u32) {
         let slot = Slot {
-            function: call.function,
-            fuel: call.fuel,
             first: call.first,
             count: call.count,
             args: call.args,
-            unused: 0,
+            fuel: call.fuel,
+            root: root as u32,
+            function: call.function | if call.count == 1 { layout::SINGLE } else { 0 },
             seq,
         };
         // SAFETY: by the contract. A slot is eight words of 8 bytes without padding; in ordinary memory the last one is
         // stored behind the others, in the device's as `store_line` does.
         unsafe {
+            let words = std::mem::transmute::<Slot, [u64; 8]>(slot);
             if self.host.mapped {
-                streaming::store_line(&std::mem::transmute::<Slot, [u64; 8]>(slot), to.cast());
+                streaming::store_line(&words, to.cast());
                 return;
             }
-            // Not `seq` with the others: a block may be looking at it.
-            (*to).function = slot.function;
-            (*to).fuel = slot.fuel;
-            (*to).first = slot.first;
-            (*to).count = slot.count;
-            (*to).args = slot.args;
-            word(&raw mut (*to).seq).store(seq, Ordering::Release);
+            // Blocks look at words of a slot before they know whether it is theirs.
+            for (i, w) in words.into_iter().enumerate() {
+                let order = if i < 7 { Ordering::Relaxed } else { Ordering::Release };
+                AtomicU64::from_ptr(to.cast::<u64>().add(i)).store(w, order);
+            }
         }
     }
 
@@ -225,7 +265,7 @@ impl Shared {
 /// A running grid. Dropping it ends it after the tasks that are running; blocks in tasks that do not end are left behind
 /// after a second, with the memory that they use.
 pub struct Grid {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     /// None once they have ended.
     blocks: Option<Box<dyn Blocks>>,
     watch: Watch,
@@ -234,10 +274,8 @@ pub struct Grid {
 impl Grid {
     pub(super) fn start(with: &Builder, site: Box<dyn Site>) -> Result<Self> {
         let (rings, host) = ([with.sizes.ring; 2], site.host_side());
-        let producer = |n: usize| {
-            let (filled, wanted) = (vec![false; n], vec![false; n]);
-            Mutex::new(Producer { tail: 0, filled, wanted, kept: HashMap::new() })
-        };
+        let producer =
+            |n: usize| Mutex::new(Producer { tail: 0, roots: vec![Root::default(); n], next: 0, kept: HashMap::new() });
         let blocks = site.blocks();
         let shared = Arc::new(Shared {
             site,
@@ -246,6 +284,7 @@ impl Grid {
             functions: Mutex::new(Arc::new(with.functions.clone())),
             rings: rings.map(producer),
             sizes: rings,
+            together: Mutex::default(),
             seen: Mutex::new(vec![(0, Instant::now()); blocks]),
             stopped: AtomicU32::new(0),
         });
@@ -279,36 +318,36 @@ impl Grid {
     /// # Errors
     /// [`Error::Full`], [`Error::NoFunction`], [`Error::Arguments`], [`Error::Stopped`].
     pub fn try_submit(&self, call: Call) -> Result<Ticket> {
-        let s = &self.shared;
+        self.check(&call)?;
+        self.enter(&call)
+    }
+
+    pub(super) fn check(&self, call: &Call) -> Result<()> {
         if call.given > ARGS {
             return Err(Error::Arguments { is: call.given });
         }
-        if call.function >= s.known.load(Ordering::Relaxed) {
-            let known = s.functions().join(", ");
+        if call.function >= self.shared.known.load(Ordering::Relaxed) {
+            let known = self.shared.functions().join(", ");
             return Err(Error::NoFunction { name: format!("number {}", call.function), known });
         }
+        Ok(())
+    }
+
+    /// Puts a call into its ring.
+    fn enter(&self, call: &Call) -> Result<Ticket> {
+        let s = &self.shared;
         let ring = usize::from(!call.urgent);
         let mut p = s.producer(ring);
         if s.stopped.load(Ordering::Acquire) != 0 {
             return Err(Error::Stopped);
         }
+        let Some(root) = s.free_root(ring, &mut p) else { return Err(Error::Full(s.sizes[ring])) };
         let number = p.tail;
-        let (slot, _) = s.at(ring, number);
-        let size = s.sizes[ring];
-        let before = number.wrapping_sub(size as u32);
-        if std::mem::replace(&mut p.filled[slot], true) {
-            // Rule 2 of the protocol: the slot is free when its last task's completion has been seen.
-            let Some(done) = s.fetch(ring, before) else { return Err(Error::Full(size)) };
-            if std::mem::take(&mut p.wanted[slot]) {
-                p.kept.insert(before, done);
-            }
-        }
         p.tail = number.wrapping_add(1);
-        p.wanted[slot] = true;
-        // SAFETY: the slot is free (above), and the ring is locked: nobody else writes it, and no block reads it before
-        // `seq` says so.
-        unsafe { s.fill(s.slot(ring, slot), &call, number.wrapping_add(1)) };
-        Ok(Ticket { ring, number, function: call.function, grid: s.clone() })
+        p.roots[root] = Root { number: Some(number), wanted: true };
+        // SAFETY: the slot is free, since the root is (rule 2), and the ring is locked: nobody else writes it.
+        unsafe { s.fill(s.slot(ring, number), call, s.on_device(ring, root), number.wrapping_add(1)) };
+        Ok(Ticket { ring, number, root, function: call.function, grid: s.clone() })
     }
 
     /// Submits a task; waits while the ring is full.
@@ -316,14 +355,30 @@ impl Grid {
     /// # Errors
     /// As [`Grid::try_submit`], but for [`Error::Full`].
     pub fn submit(&self, call: Call) -> Result<Ticket> {
+        self.check(&call)?;
+        self.enter_when_free(&call)
+    }
+
+    /// A moment between two looks, unless the grid is lost.
+    pub(super) fn rest(&self, begun: Instant) -> Result<()> {
+        if begun.elapsed() < SPIN {
+            std::hint::spin_loop();
+            return Ok(());
+        }
+        match self.shared.lost() {
+            Some(e) => Err(e),
+            None => {
+                std::thread::sleep(NAP);
+                Ok(())
+            }
+        }
+    }
+
+    pub(super) fn enter_when_free(&self, call: &Call) -> Result<Ticket> {
         let begun = Instant::now();
         loop {
-            match self.try_submit(call) {
-                Err(Error::Full(_)) if begun.elapsed() < SPIN => std::hint::spin_loop(),
-                Err(Error::Full(_)) => match self.shared.lost() {
-                    Some(e) => return Err(e),
-                    None => std::thread::sleep(NAP),
-                },
+            match self.enter(call) {
+                Err(Error::Full(_)) => self.rest(begun)?,
                 other => return other,
             }
         }
@@ -412,8 +467,6 @@ impl Grid {
         if let Err(Error::Lost { .. } | Error::Stopped) = loaded {
             return loaded;
         }
-        // Tickets that blocks had taken, and nobody filled, went with them.
-        s.site.set_heads([s.producer(0).tail, s.producer(1).tail])?;
         if loaded.is_ok() {
             s.known.store(with.functions.len() as u32, Ordering::Relaxed);
             *s.functions.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(with.functions.clone());
@@ -466,7 +519,7 @@ impl Ticket {
     /// Whether it is done.
     pub fn is_done(&self) -> bool {
         let p = self.grid.producer(self.ring);
-        p.kept.contains_key(&self.number) || self.grid.fetch(self.ring, self.number).is_some()
+        p.kept.contains_key(&self.number) || self.grid.fetch(self.ring, self.root, self.number).is_some()
     }
 
     fn take(&self) -> Option<(u32, [u8; RESULT])> {
@@ -474,9 +527,8 @@ impl Ticket {
         if let Some(kept) = p.kept.remove(&self.number) {
             return Some(kept);
         }
-        let found = self.grid.fetch(self.ring, self.number)?;
-        let (slot, _) = self.grid.at(self.ring, self.number);
-        p.wanted[slot] = false;
+        let found = self.grid.fetch(self.ring, self.root, self.number)?;
+        p.roots[self.root].wanted = false;
         Some(found)
     }
 
@@ -490,6 +542,7 @@ impl Ticket {
             0 => Ok(Completion { result }),
             s if s & layout::OUT_OF_FUEL != 0 => Err(Error::OutOfFuel { function: function() }),
             s if s & layout::BAD_FREE != 0 => Err(Error::BadFree { function: function() }),
+            s if s & layout::NO_ROOM != 0 => Err(Error::NoRoom),
             s if s & layout::UNKNOWN_FUNCTION != 0 => Err(Error::UnknownFunction { function: function() }),
             status => Err(Error::Failed { function: function(), status }),
         })
@@ -520,13 +573,10 @@ impl Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         let mut p = self.grid.producer(self.ring);
-        if p.kept.remove(&self.number).is_none() {
-            let (slot, _) = self.grid.at(self.ring, self.number);
-            // Another ticket may have the slot by now; then this one's completion was kept, or fetched.
-            let behind = p.tail.wrapping_sub(self.number) as usize;
-            if behind <= self.grid.sizes[self.ring] {
-                p.wanted[slot] = false;
-            }
+        p.kept.remove(&self.number);
+        // Another ticket may have the root by now; then this one's completion was kept, or fetched.
+        if let Some(r) = p.roots.get_mut(self.root).filter(|r| r.number == Some(self.number)) {
+            r.wanted = false;
         }
     }
 }

@@ -10,6 +10,9 @@ pub const STOP_DRAIN: u32 = 1;
 /// End after the present task.
 pub const STOP_NOW: u32 = 2;
 
+/// Of a slot's function: the task has one item.
+pub const SINGLE: u32 = 1 << 31;
+
 /// Of a task's priority: its root has a limit of fuel. The lowest bit is the ring.
 pub const LIMITED: u32 = 2;
 
@@ -19,6 +22,8 @@ pub const UNKNOWN_FUNCTION: u32 = 1;
 pub const OUT_OF_FUEL: u32 = 2;
 /// One of its tasks freed what was not to be freed.
 pub const BAD_FREE: u32 = 4;
+/// One of the tasks that were submitted together found no room.
+pub const NO_ROOM: u32 = 8;
 /// Bits from here on are the program's own ([`super::Error::Failed`]).
 pub const FIRST_OWN: u32 = 1 << 8;
 
@@ -93,31 +98,33 @@ macro_rules! shared {
 shared! {
     /// A task that the host submits; written by the host, read by one block.
     struct Slot align(64) {
-        /// Number of the function.
-        function: u32,
-        /// Tasks and units that it and its descendants may use; 0 for no limit.
-        fuel: u32,
         /// First item of a range.
         first: u64,
         /// Items; one for a task that is no range.
         count: u64,
         /// Arguments, as the function wants them.
         args: [u8; ARGS],
-        /// Nothing.
-        unused: u32,
+        /// Tasks and units that it and its descendants may use; 0 for no limit.
+        fuel: u32,
+        /// Its root: one that is free.
+        root: u32,
+        /// Number of the function, and [`SINGLE`]; written and read together with what follows.
+        function: u32,
         /// Ticket + 1, written last: the slot is filled.
         seq: u32,
     }
-    /// What the host gets back; written by the block that ends the last task of a root, read by the host.
-    struct Done align(64) {
-        /// The result.
-        result: [u8; RESULT],
-        /// Status bits.
-        status: u32,
-        /// Nothing.
-        unused: [u32; 4],
-        /// Ticket + 1, written last: the slot may be used again.
+    /// A piece of a completion, written at once.
+    struct Quad align(16) {
+        /// Three of its words.
+        words: [u32; 3],
+        /// Ticket + 1: they are there.
         seq: u32,
+    }
+    /// What the host gets back: the result's ten words, the status, and one of nothing. Written by whoever ends the last task
+    /// of a root, read by the host; with all pieces there the root may be used again.
+    struct Done align(64) {
+        /// The pieces.
+        quads: [Quad; 4],
     }
     /// A task on the device.
     struct Task align(8) {
@@ -131,7 +138,8 @@ shared! {
         count: u64,
         /// 0 before 1.
         priority: u32,
-        /// Whether it is counted in its root's `remaining`; otherwise its block counts it (docs/resident.md, rule 7).
+        /// Where it is counted (docs/resident.md, rule 7): 0 by its block, 1 in its root's `remaining`, 2 nowhere, since it is
+        /// all that there is of its root.
         counted: u32,
         /// Arguments.
         args: [u8; ARGS],
@@ -147,7 +155,7 @@ shared! {
         /// Ticket + 1.
         seq: u32,
         /// The result.
-        result: [u8; RESULT],
+        result: [u32; RESULT / 4],
     }
     /// A place in a queue.
     struct Cell align(8) {
@@ -189,17 +197,18 @@ shared! {
         task: Task,
     }
     /// From the host to the device.
-    struct Ring align(128) {
-        /// Next ticket; blocks take them before the host has filled their slots.
-        head: u32,
-        /// Slots; a power of two.
-        size: u32,
-        /// Root of its first slot.
-        first_root: u32,
-        /// Nothing.
-        unused: u32,
+    struct Ring align(8) {
         /// The slots.
         slots: *mut Slot,
+        /// How many; a power of two.
+        size: u32,
+        /// Nothing.
+        unused: u32,
+    }
+    /// How far the blocks are with a ring.
+    struct Head align(128) {
+        /// Next ticket that no block has taken.
+        next: u32,
     }
     /// How a block is; written by it, read by the host.
     struct Beat align(64) {
@@ -216,24 +225,41 @@ shared! {
     struct Control align(64) {
         /// A stop word.
         stop: u32,
+        /// Nothing; read with it.
+        unused: u32,
     }
-    /// Everything.
-    struct Grid align(128) {
-        /// Urgent and ordinary.
-        rings: [Ring; 2],
+    /// What blocks change.
+    struct State align(128) {
+        /// Of the urgent ring and the ordinary one.
+        heads: [Head; 2],
         /// Tasks for everybody: urgent and ordinary.
         queues: [Queue; 2],
         /// Numbers of nodes that are free.
         free_nodes: Queue,
         /// Blocks that look for work.
         idle: u32,
+        /// How many more of them may look at the host's words, if that is limited; read with the former.
+        permits: u32,
+        /// The stop word for those who may not, as others have seen it.
+        stop: u32,
+        /// Nothing; read with it.
+        unused: u32,
+    }
+    /// Everything: what never changes, of which each block has a copy at hand, and where the rest is.
+    struct Grid align(8) {
+        /// What blocks change.
+        state: *mut State,
+        /// Urgent and ordinary.
+        rings: [Ring; 2],
         /// Blocks there are.
         blocks: u32,
+        /// Whether only some may look at the host's words.
+        limited: u32,
         /// Items of a range that a block does at a time.
         grain: u64,
         /// The nodes.
         nodes: *mut Node,
-        /// A root for each slot of both rings.
+        /// As many roots as both rings have slots.
         roots: *mut Root,
         /// The same.
         done: *mut Done,
@@ -241,6 +267,14 @@ shared! {
         beats: *mut Beat,
         /// The host's word.
         control: *mut Control,
+        /// Tasks that the host has submitted together; written by it.
+        calls: *mut Task,
+        /// Tasks that blocks have put aside: so many places for each.
+        aside: *mut Task,
+        /// How many.
+        aside_size: u32,
+        /// Nothing.
+        unused: u32,
         /// The heap (device/heap/heap.h), or null.
         heap: *mut u8,
     }
@@ -259,7 +293,9 @@ pub fn header() -> String {
         ("FB_UNKNOWN_FUNCTION", UNKNOWN_FUNCTION),
         ("FB_OUT_OF_FUEL", OUT_OF_FUEL),
         ("FB_LIMITED", LIMITED),
+        ("FB_SINGLE", SINGLE),
         ("FB_BAD_FREE", BAD_FREE),
+        ("FB_NO_ROOM", NO_ROOM),
         ("FB_FIRST_OWN", FIRST_OWN),
         ("FB_NONE", u32::MAX),
     ];
@@ -289,6 +325,7 @@ mod tests {
     #[test]
     fn a_slot_is_a_line_whose_last_word_is_its_sequence_number() {
         assert_eq!((size_of::<Slot>(), std::mem::offset_of!(Slot, seq)), (64, 60));
-        assert_eq!((size_of::<Done>(), std::mem::offset_of!(Done, seq)), (64, 60));
+        assert_eq!(std::mem::offset_of!(Slot, function) % 8, 0, "read together with its number");
+        assert_eq!((size_of::<Done>(), size_of::<Quad>()), (64, 16));
     }
 }

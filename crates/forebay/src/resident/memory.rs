@@ -2,17 +2,21 @@
 
 use super::Sizes;
 use super::heap::Heap;
-use super::layout::{self, Beat, Cell, Control, Done, Node, Queue, Ring, Root, Slot, Task};
+use super::layout::{self, Beat, Cell, Control, Done, Node, Queue, Ring, Root, Slot, State, Task};
+use super::together::{PIECES, TOGETHER};
 
 /// Everything that blocks and host share; freed when the last of them has gone.
 pub(super) struct Memory {
     _heap: Option<Heap>,
     pub(super) grid: Box<layout::Grid>,
+    pub(super) state: Box<State>,
     slots: [Box<[Slot]>; 2],
     done: Box<[Done]>,
     pub(super) roots: Box<[Root]>,
     pub(super) cells: [Box<[Cell]>; 3],
     pub(super) nodes: Box<[Node]>,
+    aside: Box<[Task]>,
+    calls: Box<[Task]>,
     beats: Box<[Beat]>,
     control: Box<Control>,
 }
@@ -37,7 +41,7 @@ fn queue(cells: &mut [Cell]) -> Queue {
 
 impl Memory {
     pub(super) fn new(sizes: &Sizes, blocks: usize, mut heap: Option<Heap>) -> Box<Self> {
-        let &Sizes { ring, nodes, queue: places, grain, .. } = sizes;
+        let &Sizes { ring, nodes, queue: places, aside, grain, .. } = sizes;
         let rings = [ring; 2];
         let roots = rings[0] + rings[1];
         let heap_at = heap.as_mut().map_or(std::ptr::null_mut(), Heap::address);
@@ -45,13 +49,17 @@ impl Memory {
             _heap: heap,
             // SAFETY: as in `zeroed`.
             grid: Box::new(unsafe { std::mem::zeroed() }),
+            // SAFETY: as in `zeroed`.
+            state: Box::new(unsafe { std::mem::zeroed() }),
             slots: rings.map(zeroed),
             done: zeroed(roots),
             roots: zeroed(roots),
             cells: [zeroed(places), zeroed(places), zeroed(nodes)],
             nodes: zeroed(nodes),
+            aside: zeroed(aside * blocks),
+            calls: zeroed(TOGETHER * PIECES),
             beats: zeroed(blocks),
-            control: Box::new(Control { stop: layout::RUN }),
+            control: Box::new(Control { stop: layout::RUN, unused: 0 }),
         });
         // All nodes are free.
         let mut free = queue(&mut m.cells[2]);
@@ -60,30 +68,27 @@ impl Memory {
             cell.seq = i + 1;
         }
         (free.count, free.space, free.tail) = (nodes as u32, 0, nodes as u32);
-        let ring = |first_root: usize, slots: &mut [Slot]| Ring {
-            head: 0,
-            size: slots.len() as u32,
-            first_root: first_root as u32,
-            unused: 0,
-            slots: slots.as_mut_ptr(),
-        };
-        let first = rings[0];
+        let ring = |slots: &mut [Slot]| Ring { slots: slots.as_mut_ptr(), size: slots.len() as u32, unused: 0 };
         let [urgent, ordinary] = &mut m.slots;
-        let rings = [ring(0, urgent), ring(first, ordinary)];
+        let rings = [ring(urgent), ring(ordinary)];
         let [a, b, _] = &mut m.cells;
         let queues = [queue(a), queue(b)];
+        (m.state.queues, m.state.free_nodes) = (queues, free);
         *m.grid = layout::Grid {
+            state: &raw mut *m.state,
             rings,
-            queues,
-            free_nodes: free,
-            idle: 0,
             blocks: blocks as u32,
+            limited: 0,
             grain,
             nodes: m.nodes.as_mut_ptr(),
             roots: m.roots.as_mut_ptr(),
             done: m.done.as_mut_ptr(),
             beats: m.beats.as_mut_ptr(),
             control: &raw mut *m.control,
+            calls: m.calls.as_mut_ptr(),
+            aside: m.aside.as_mut_ptr(),
+            aside_size: aside as u32,
+            unused: 0,
             heap: heap_at,
         };
         m

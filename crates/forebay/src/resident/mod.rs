@@ -10,7 +10,8 @@
 //! without a GPU.
 //!
 //! layout.rs: what both sides share; memory.rs: where it is; call.rs: what is submitted; heap.rs: memory that tasks allocate;
-//! watch.rs: calls of the program's functions; task.rs: tasks of dataflow graphs; host.rs: rings, completions, the watchdog;
+//! watch.rs: calls of the program's functions; task.rs: tasks of dataflow graphs; together.rs: many tasks at a time; host.rs:
+//! rings, completions, the watchdog;
 //! site.rs: where it runs, which is cpu.rs or cuda.rs.
 
 mod call;
@@ -22,6 +23,7 @@ mod layout;
 mod memory;
 mod site;
 mod task;
+mod together;
 mod watch;
 
 pub use call::{Call, Completion};
@@ -30,6 +32,7 @@ pub use host::{Grid, Stuck, Ticket};
 pub use layout::{ARGS, FIRST_OWN, RESULT, header};
 pub use task::Resident;
 pub(crate) use task::Span;
+pub use together::TOGETHER;
 
 use std::sync::Arc;
 
@@ -91,6 +94,11 @@ pub enum Error {
         /// The submitted task's function.
         function: String,
     },
+    /// Of tasks that were submitted together, one for all lanes of a block found no room to wait.
+    #[error(
+        "there was no room for one of the tasks that were submitted together; a longer queue, or fewer at a time, helps"
+    )]
+    NoRoom,
     /// A function number that the device does not know.
     #[error("a task made one of a function that does not exist (submitted: {function:?})")]
     UnknownFunction {
@@ -165,6 +173,7 @@ struct Sizes {
     ring: usize,
     nodes: usize,
     queue: usize,
+    aside: usize,
     grain: u64,
     heap: Option<u64>,
 }
@@ -174,7 +183,8 @@ impl Builder {
     /// (`device/resident/grid.h` says what they offer).
     pub fn new(source: impl Into<String>) -> Self {
         let functions = Vec::new();
-        let sizes = Sizes { blocks: None, threads: 128, ring: 1024, nodes: 4096, queue: 4096, grain: 256, heap: None };
+        let (ring, nodes, queue, aside) = (1024, 4096, 4096, 4096);
+        let sizes = Sizes { blocks: None, threads: 128, ring, nodes, queue, aside, grain: 256, heap: None };
         Builder { source: source.into(), functions, sizes }
     }
 
@@ -210,6 +220,13 @@ impl Builder {
         self
     }
 
+    /// Tasks of its own that each block may put aside when it has too many at hand (64 on the CPU, 256 on a GPU); 64 bytes
+    /// each, 2^20 at most.
+    pub fn aside(mut self, n: usize) -> Self {
+        self.sizes.aside = n;
+        self
+    }
+
     /// Tasks that may wait for a block, beyond those that blocks keep; a power of two.
     pub fn queue(mut self, n: usize) -> Self {
         self.sizes.queue = n;
@@ -237,6 +254,9 @@ impl Builder {
         power("ring", self.sizes.ring)?;
         power("nodes", self.sizes.nodes)?;
         power("queue", self.sizes.queue)?;
+        if self.sizes.aside > MAX_SIZE {
+            return Err(Error::Setting { what: "aside", is: self.sizes.aside as u64, allowed: "2^20 at most" });
+        }
         if let Some(n) = self.sizes.blocks.filter(|n| !(1..=MAX_BLOCKS).contains(n)) {
             return Err(Error::Setting { what: "blocks", is: n as u64, allowed: "1 to 16384" });
         }
@@ -264,18 +284,27 @@ impl Builder {
         out.push_str(include_str!("../../../../device/heap/set.h"));
         out.push_str(include_str!("../../../../device/heap/heap.h"));
         out.push_str(include_str!("../../../../device/heap/host.h"));
-        out.push_str(include_str!("../../../../device/resident/queue.h"));
-        out.push_str(include_str!("../../../../device/resident/grid.h"));
+        // Behind the program's: what stands for many that are submitted together.
+        out.push_str(&format!("#define FB_EACH {}u\n", self.functions.len()));
         for (i, name) in self.functions.iter().enumerate() {
             out.push_str(&format!("#define FN_{name} {i}u\n"));
         }
+        out.push_str(include_str!("../../../../device/resident/queue.h"));
+        out.push_str(include_str!("../../../../device/resident/own.h"));
+        out.push_str(include_str!("../../../../device/resident/grid.h"));
+        out.push_str(include_str!("../../../../device/resident/look.h"));
+        out.push_str(include_str!("../../../../device/resident/stay.h"));
         out.push_str("#line 1 \"tasks\"\n");
         out.push_str(&self.source);
         out.push_str("\n#line 1 \"table\"\nFB_DEVICE bool fb_call(u32 function, Context *c, const Task *t) {\n  switch (function) {\n");
         for (i, name) in self.functions.iter().enumerate() {
             out.push_str(&format!("    case {i}: {name}(c, t); return true;\n"));
         }
-        out.push_str("  }\n  return false;\n}\n");
+        out.push_str("  }\n  return false;\n}\nFB_DEVICE u32 fb_kind(u32 function) {\n  switch (function) {\n");
+        for (i, name) in self.functions.iter().enumerate() {
+            out.push_str(&format!("    case {i}: return fb_kind_{name}();\n"));
+        }
+        out.push_str("    case FB_EACH: return FB_BY_THREAD;\n  }\n  return FB_BY_BLOCK;\n}\n");
         // Pragmas of headers that are parts of one text say nothing.
         out.replace("#pragma once\n", "\n")
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::heap::HeapUse;
-use super::layout::{Beat, Control, Done, Slot};
+use super::layout::{Beat, Control, Done, Slot, Task};
 use super::{Builder, Error, Result};
 
 /// What the host reaches of a grid's memory. It stays where it is as long as the site.
@@ -11,9 +11,10 @@ use super::{Builder, Error, Result};
 pub(super) struct HostSide {
     pub(super) slots: [*mut Slot; 2],
     pub(super) done: *mut Done,
+    pub(super) calls: *mut Task,
     pub(super) beats: *mut Beat,
     pub(super) control: *mut Control,
-    /// Slots, beats and control are device memory that the processor reaches: stores are combined, and loads are slow.
+    /// All but completions is device memory that the processor reaches: stores are combined, and loads are slow.
     pub(super) mapped: bool,
 }
 
@@ -35,9 +36,6 @@ pub(super) trait Site: Send + Sync {
 
     /// Starts the blocks. `keep` keeps the site for as long as they run.
     fn run(&self, keep: Arc<dyn Send + Sync>) -> Result<Box<dyn Blocks>>;
-
-    /// The next tickets that blocks take are these. No block runs.
-    fn set_heads(&self, heads: [u32; 2]) -> Result<()>;
 
     /// What has ended the blocks out of order, if something has.
     fn fault(&self) -> Option<String> {

@@ -23,9 +23,34 @@ static void fill(Queue &q, std::vector<Cell> &cells) {
   q.cells = cells.data();
 }
 
+// What a block is: a thread, or one for each lane.
+struct Block {
+  Shared shared;
+#ifdef FB_LANES
+  Meetings meetings;
+#endif
+};
+
+static void start(std::vector<std::thread> &threads, Grid *g, u32 b, Block *block) {
+#ifdef FB_LANES
+  for (u32 i = 0; i < FB_LANES; i++) threads.emplace_back([=] {
+    meetings = &block->meetings;
+    lane = i;
+    fb_stay(g, b, &block->shared);
+  });
+#else
+  threads.emplace_back([=] { fb_stay(g, b, &block->shared); });
+#endif
+}
+
 static void once(u32 seed) {
   srand(seed);
-  const u32 blocks = 1 + rand() % 5, ring = 1u << (1 + rand() % 3), size = 1u << (1 + rand() % 4);
+#ifdef FB_LANES
+  const u32 most = 3, tasks = 30;
+#else
+  const u32 most = 5, tasks = 60;
+#endif
+  const u32 blocks = 1 + rand() % most, ring = 1u << (1 + rand() % 3), size = 1u << (1 + rand() % 4);
   std::vector<Slot> slots[2] = {std::vector<Slot>(ring), std::vector<Slot>(ring)};
   std::vector<Root> roots(2 * ring);
   std::vector<Done> done(2 * ring);
@@ -34,20 +59,27 @@ static void once(u32 seed) {
   std::vector<Cell> cells[3] = {std::vector<Cell>(size), std::vector<Cell>(size), std::vector<Cell>(size)};
   Control control = {};
   Grid g = {};
+  State state = {};
+  g.state = &state;
   for (u32 i = 0; i < 2; i++) {
     g.rings[i].size = ring;
-    g.rings[i].first_root = i * ring;
     g.rings[i].slots = slots[i].data();
-    fill(g.queues[i], cells[i]);
+    fill(state.queues[i], cells[i]);
   }
-  fill(g.free_nodes, cells[2]);
+  fill(state.free_nodes, cells[2]);
   for (u32 i = 0; i < size; i++) {
     cells[2][i].task.first = i;
     cells[2][i].seq = i + 1;
   }
-  g.free_nodes.count = g.free_nodes.tail = size;
-  g.free_nodes.space = 0;
+  state.free_nodes.count = state.free_nodes.tail = size;
+  state.free_nodes.space = 0;
   g.blocks = blocks;
+  const u32 permits = 1 + rand() % 2, aside = rand() % 6;
+  g.limited = rand() % 2;
+  state.permits = g.limited ? permits : 0;
+  std::vector<Task> put_aside(blocks * aside);
+  g.aside = put_aside.data();
+  g.aside_size = aside;
   g.grain = 1 + rand() % 50;
   g.nodes = nodes.data();
   g.roots = roots.data();
@@ -56,37 +88,54 @@ static void once(u32 seed) {
   g.control = &control;
 
   std::vector<std::thread> threads;
-  for (u32 b = 0; b < blocks; b++) threads.emplace_back([&g, b] { fb_block(&g, b); });
+  std::vector<Block> all(blocks);
+  for (u32 b = 0; b < blocks; b++) start(threads, &g, b, &all[b]);
+  // With the end of the grid right behind what was submitted, which is done all the same.
+  const bool drained = rand() % 2;
+  // Sometimes all tasks are of one kind, and all have limits, or none, or some of them.
+  const u32 focus = rand() % 10, limits = rand() % 3;
   // A producer for each ring. What each task must count is known beforehand.
-  const u32 tasks = 60;
   std::vector<u64> counts[2] = {std::vector<u64>(tasks), std::vector<u64>(tasks)};
+  std::vector<u64> wants[2] = {counts[0], counts[1]};
+  std::vector<bool> diamonds[2] = {std::vector<bool>(tasks), std::vector<bool>(tasks)};
+  auto finished = [&](u32 r, u32 ticket) {
+    Done &d = done[r * ring + (ticket & (ring - 1))];
+    u32 words[12];
+    for (u32 i = 0; i < 4; i++) {
+      while (fb_load_sys(&d.quads[i].seq) != ticket + 1) fb_relax();
+      memcpy(&words[3 * i], d.quads[i].words, 12);
+    }
+    // There may be no room for a diamond.
+    const u32 status = words[10];
+    CHECK(status == 0 || (status == FB_FIRST_OWN && diamonds[r][ticket]));
+    if (status == 0) CHECK(__atomic_load_n(&counts[r][ticket], __ATOMIC_RELAXED) == wants[r][ticket]);
+    if (status == 0) CHECK(words[0] == diamonds[r][ticket] && words[1] == 0);
+  };
+  const u32 last = tasks - (ring < tasks ? ring : tasks);
   std::vector<std::thread> producers;
   for (u32 r = 0; r < 2; r++) producers.emplace_back([&, r] {
     unsigned random = seed * 2 + r;
-    std::vector<u64> want(tasks);
-    auto finished = [&](u32 ticket) {
-      Done &d = done[r * ring + (ticket & (ring - 1))];
-      while (fb_load_sys(&d.seq) != ticket + 1) fb_relax();
-      CHECK(d.status == 0 || d.status == FB_FIRST_OWN);
-      if (d.status == 0) CHECK(__atomic_load_n(&counts[r][ticket], __ATOMIC_RELAXED) == want[ticket]);
-      if (d.status == 0) CHECK(*(u64 *)d.result == 0 || *(u64 *)d.result == 1);
-    };
+    std::vector<u64> &want = wants[r];
     for (u32 ticket = 0; ticket < tasks; ticket++) {
-      if (ticket >= ring) finished(ticket - ring);
-      Slot &s = slots[r][ticket & (ring - 1)];
+      if (ticket >= ring) finished(r, ticket - ring);
+      Slot s = {};
+      s.root = r * ring + (ticket & (ring - 1));
       u64 args[4] = {0, (u64)&counts[r][ticket], (u64)&counts[r][ticket], 0};
-      s.fuel = 0;
+      // Far more than it takes.
+      s.fuel = limits == 0 || (limits == 1 && rand_r(&random) % 2) ? 0 : 1u << 20;
       s.first = 0;
       s.count = 1;
-      switch (rand_r(&random) % 3) {
-        case 0:
-          s.function = FN_tree;
+      const u32 kind = focus < 5 ? focus : rand_r(&random) % 5, trees[3] = {FN_tree, FN_tree_by_warp, FN_tree_by_thread};
+      switch (kind) {
+        case 0: case 1: case 2:
+          s.function = trees[kind];
           args[0] = rand_r(&random) % 7;
           args[2] = (u64)&args_ignored;
           want[ticket] = 1ull << args[0];
           break;
-        case 1:
+        case 3:
           s.function = FN_diamond;
+          diamonds[r][ticket] = true;
           args[0] = 1 + rand_r(&random) % 9;
           want[ticket] = args[0];
           break;
@@ -96,24 +145,32 @@ static void once(u32 seed) {
           want[ticket] = s.count;
       }
       memcpy(s.args, args, sizeof s.args);
-      fb_store_sys(&s.seq, ticket + 1);
+      if (s.count == 1) s.function |= FB_SINGLE;
+      s.seq = ticket + 1;
+      u64 *to = (u64 *)&slots[r][ticket & (ring - 1)], words[8];
+      memcpy(words, &s, sizeof words);
+      for (u32 i = 0; i < 8; i++) __atomic_store_n(&to[i], words[i], i < 7 ? __ATOMIC_RELAXED : __ATOMIC_RELEASE);
     }
-    for (u32 ticket = tasks - (ring < tasks ? ring : tasks); ticket < tasks; ticket++) finished(ticket);
+    for (u32 ticket = last; ticket < tasks && !drained; ticket++) finished(r, ticket);
   });
   for (auto &p : producers) p.join();
-  fb_store_sys(&control.stop, rand() % 2 ? FB_STOP_DRAIN : FB_STOP_NOW);
+  fb_store_sys(&control.stop, drained ? FB_STOP_DRAIN : FB_STOP_NOW);
   for (auto &t : threads) t.join();
+  for (u32 r = 0; r < 2 && drained; r++)
+    for (u32 ticket = last; ticket < tasks; ticket++) finished(r, ticket);
   // Everything is where it was.
-  CHECK(g.idle == 0);
-  for (u32 i = 0; i < 2; i++) CHECK(g.queues[i].count == 0 && g.queues[i].space == size);
-  CHECK(g.free_nodes.count == size && g.free_nodes.space == 0);
+  CHECK(state.idle == 0 && state.permits == (g.limited ? permits : 0));
+  for (auto &b : all) CHECK(b.shared.own.count == 0 && b.shared.own.spilled == 0 && b.shared.own.held.left == 0);
+  for (u32 i = 0; i < 2; i++) CHECK(state.queues[i].count == 0 && state.queues[i].space == size);
+  CHECK(state.free_nodes.count == size && state.free_nodes.space == 0);
   std::vector<bool> free(size);
   Task t;
   for (u32 i = 0; i < size; i++) {
-    CHECK(fb_take(&g.free_nodes, &t, 1) == 1 && t.first < size && !free[t.first]);
+    CHECK(fb_take(&state.free_nodes, &t) && t.first < size && !free[t.first]);
     free[t.first] = true;
   }
   for (auto &r : roots) CHECK(r.remaining == 0);
+  for (u32 i = 0; i < 2; i++) CHECK(state.heads[i].next == tasks);
 }
 
 int main(int argc, char **argv) {

@@ -22,22 +22,89 @@ static inline void fb_step() {
 }
 #define FB_STEP fb_step
 #define FB_LOCAL 4
-#define FB_BATCH 3
+#define FB_TAKES 3
+";
+
+/// A block is a thread.
+const ONE_LANE: &str = "
+#define FB_SEES_URGENT 1
+#define FB_SEES 1
+#define FB_LOW 1
+";
+
+/// A block is six threads, in warps of three.
+const SIX_LANES: &str = "
+#define FB_SEES_URGENT 2
+#define FB_SEES 3
+#define FB_LOW 2
+#define FB_LANES 6
+#define FB_WARP 3
+struct Meeting {
+  std::atomic<unsigned> here{0}, round{0};
+  void meet(unsigned n) {
+    const unsigned is = round.load();
+    if (here.fetch_add(1) + 1 == n) {
+      here.store(0);
+      round.store(is + 1);
+    } else {
+      while (round.load() == is) sched_yield();
+    }
+  }
+};
+struct Meetings {
+  Meeting all, warp[FB_LANES / FB_WARP];
+  unsigned long long said[FB_LANES];
+};
+static thread_local Meetings *meetings;
+static thread_local unsigned lane;
+static inline unsigned fb_lane() { return lane; }
+static inline unsigned fb_lanes() { return FB_LANES; }
+static inline unsigned fb_in_crew() { return lane; }
+static inline unsigned fb_in_warp() { return lane % FB_WARP; }
+static inline void fb_barrier() { meetings->all.meet(FB_LANES); }
+static inline void fb_together() { meetings->warp[lane / FB_WARP].meet(FB_WARP); }
+static inline unsigned long long fb_tell64(unsigned long long v, unsigned from) {
+  meetings->said[lane] = v;
+  fb_together();
+  const unsigned long long told = meetings->said[from];
+  fb_together();
+  return told;
+}
+static inline unsigned fb_tell(unsigned v, unsigned from) { return (unsigned)fb_tell64(v, from); }
+static inline unsigned fb_votes(bool yes) {
+  unsigned votes = 0;
+  for (unsigned i = 0; i < FB_WARP; i++) votes |= (unsigned)fb_tell64(yes, i) << i;
+  return votes;
+}
+static inline unsigned fb_here_add(unsigned *p, unsigned v) { fb_step(); return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
+static inline void fb_here_min(unsigned *p, unsigned v) {
+  unsigned is = __atomic_load_n(p, __ATOMIC_RELAXED);
+  while (v < is && !__atomic_compare_exchange_n(p, &is, v, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
+}
 ";
 
 const TASKS: &str = r"
 static unsigned long long args_ignored;
 FB_DEVICE u64 arg(const Task *t, u32 i) { return ((const u64 *)t->args)[i]; }
 FB_DEVICE void count(u64 address, u64 by) { __atomic_fetch_add((u64 *)address, by, __ATOMIC_RELAXED); }
-TASK(ones) { count(arg(t, 1), t->count); }
-TASK(tree) {
+FB_DEVICE void grow(Context *c, const Task *t, u32 function) {
   const u64 depth = arg(t, 0);
   if (depth == 0) { count(arg(t, 1), 1); return; }
   const u64 args[2] = {depth - 1, arg(t, 1)};
   for (u32 i = 0; i < 2; i++)
-    if (!fb_spawn(c, FN_tree, 0, 1, args, sizeof args)) count(arg(t, 1), 1ull << (depth - 1));
+    if (!fb_spawn(c, function, 0, 1, args, sizeof args)) count(arg(t, 1), 1ull << (depth - 1));
+}
+// The same by all lanes of a block, by a warp, by a lane.
+TASK(tree) { if (fb_lane() == 0) grow(c, t, FN_tree); }
+TASK_PER_WARP(tree_by_warp) { if (fb_in_warp() == 0) grow(c, t, FN_tree_by_warp); }
+TASK_PER_THREAD(tree_by_thread) { grow(c, t, FN_tree_by_thread); }
+// Lanes that have an item each of one task, and make more.
+TASK_PER_THREAD(ones) {
+  const u64 args[2] = {0, arg(t, 1)};
+  if (i % 3 != 0 || !fb_spawn(c, FN_tree_by_thread, 0, 1, args, sizeof args)) count(arg(t, 1), 1);
 }
 TASK(diamond) {
+  if (fb_lane() != 0) return;
   const u64 n = arg(t, 0);
   const u64 last[2] = {arg(t, 1), n};
   const u32 end = fb_node(c, (u32)n, FN_diamond_end, 0, 1, last, sizeof last);
@@ -47,13 +114,13 @@ TASK(diamond) {
     if (!fb_spawn(c, FN_diamond_side, i, 1, args, sizeof args)) { count(arg(t, 1), 1); fb_release(c, end); }
   }
 }
-TASK(diamond_side) { count(arg(t, 0), 1); fb_release(c, (u32)arg(t, 1)); }
-TASK(diamond_end) { *(u64 *)fb_result(c) = __atomic_load_n((u64 *)arg(t, 0), __ATOMIC_RELAXED) == arg(t, 1); }
+TASK_PER_THREAD(diamond_side) { count(arg(t, 0), 1); fb_release(c, (u32)arg(t, 1)); }
+TASK(diamond_end) { if (fb_lane() == 0) *(u64 *)fb_result(c) = __atomic_load_n((u64 *)arg(t, 0), __ATOMIC_RELAXED) == arg(t, 1); }
 ";
 
-fn build(dir: &Path, text: &str, sanitizer: &str) -> Option<std::path::PathBuf> {
+fn build(dir: &Path, prelude: &str, text: &str, sanitizer: &str) -> Option<std::path::PathBuf> {
     let (source, out) = (dir.join("source.cpp"), dir.join(format!("races-{sanitizer}")));
-    std::fs::write(&source, format!("{PRELUDE}{text}")).ok()?;
+    std::fs::write(&source, format!("{PRELUDE}{prelude}{text}")).ok()?;
     let mut command = Command::new("g++");
     command.args([
         "-std=c++17",
@@ -109,11 +176,11 @@ fn run(program: &Path, first: u32, seeds: u32) -> Result<(), String> {
     if out.status.success() { Ok(()) } else { Err(text) }
 }
 
-fn all(name: &str, text: &str, seeds: [u32; 3]) {
+fn all(name: &str, prelude: &str, text: &str, seeds: [u32; 3]) {
     let dir = std::env::temp_dir().join(format!("forebay-races-{name}-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     for (sanitizer, seeds) in ["", "thread", "undefined"].into_iter().zip(seeds) {
-        match build(&dir, text, sanitizer) {
+        match build(&dir, prelude, text, sanitizer) {
             None => eprintln!("skipped: g++ with {sanitizer:?} is not here"),
             Some(program) => run(&program, 1, seeds).unwrap_or_else(|e| panic!("{sanitizer:?}: {e}")),
         }
@@ -123,12 +190,23 @@ fn all(name: &str, text: &str, seeds: [u32; 3]) {
 
 #[test]
 fn no_task_is_lost_done_twice_or_torn() {
-    let text = Builder::new(TASKS).functions(["ones", "tree", "diamond", "diamond_side", "diamond_end"]).text();
-    all("grid", &format!("{text}\n{}", include_str!("grid.cpp")), [400, 60, 60]);
+    all("grid", ONE_LANE, &grid(), [400, 60, 60]);
+}
+
+/// What a GPU does with the lanes of a block, with threads for them.
+#[test]
+fn lanes_of_a_block_take_make_and_end_tasks_at_the_same_time() {
+    all("lanes", SIX_LANES, &grid(), [80, 25, 10]);
+}
+
+fn grid() -> String {
+    let trees = ["tree", "tree_by_warp", "tree_by_thread"];
+    let tasks = Builder::new(TASKS).functions(trees).functions(["ones", "diamond", "diamond_side", "diamond_end"]);
+    format!("{}\n{}", tasks.text(), include_str!("grid.cpp"))
 }
 
 /// By the header that any program may include.
 #[test]
 fn no_two_have_the_same_memory_and_all_of_it_comes_back() {
-    all("heap", &format!("#include \"forebay_heap.cuh\"\n{}", include_str!("heap.cpp")), [1500, 100, 100]);
+    all("heap", "", &format!("#include \"forebay_heap.cuh\"\n{}", include_str!("heap.cpp")), [1500, 100, 100]);
 }

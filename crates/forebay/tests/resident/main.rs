@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use forebay::hal::{Device, Kind, cuda, discover};
-use forebay::resident::{ARGS, Builder, Call, Error, FIRST_OWN, Grid};
+use forebay::resident::{ARGS, Builder, Call, Error, FIRST_OWN, Grid, TOGETHER};
 use forebay_rm::fake::FakeRm;
 
 /// What the tests submit. Data is passed by address.
@@ -321,6 +321,61 @@ fn a_full_ring_pushes_back_and_a_task_that_never_ends_is_named() {
     assert!(g.stuck().is_none());
     g.drain().unwrap();
     assert!(matches!(g.submit(call(&g, "add", &[1, 1])), Err(Error::Stopped)));
+}
+
+#[test]
+fn many_are_submitted_together() {
+    let Some(g) = start(builder().blocks(2).ring(16)) else { return };
+    let (by_lane, by_block) = (AtomicU64::new(0), AtomicU64::new(0));
+    // More than the table has room for; some of them for all lanes of a block, some ranges.
+    let n = 10_000u64;
+    let calls: Vec<Call> = (0..n)
+        .map(|i| match i % 100 {
+            0 => call(&g, "sum", &[address(&by_block)]).range(i, 1),
+            1 => call(&g, "thread_adds", &[address(&by_lane)]).range(i, 3),
+            _ => call(&g, "thread_adds", &[address(&by_lane)]).range(i, 1),
+        })
+        .collect();
+    for round in 1..=2u64 {
+        let tickets = g.submit_all(calls.iter().copied()).unwrap();
+        assert_eq!(tickets.len(), calls.len().div_ceil(TOGETHER));
+        for t in tickets {
+            g.wait(t).unwrap();
+        }
+        let blocks: u64 = (0..n).step_by(100).sum();
+        let more: u64 = (1..n).step_by(100).map(|i| 2 * i + 3).sum();
+        assert_eq!(by_block.load(Ordering::Relaxed), round * blocks);
+        assert_eq!(by_lane.load(Ordering::Relaxed), round * ((0..n).sum::<u64>() - blocks + more));
+    }
+    assert!(g.submit_all([]).unwrap().is_empty());
+    // What is wrong with one is known before any of its ticket is submitted; what goes wrong with one, all of its ticket hear.
+    assert!(matches!(g.submit_all([calls[0], Call::new(99)]), Err(Error::NoFunction { .. })));
+    let mut tickets = g.submit_all(calls[..100].iter().map(|c| c.fuel(1))).unwrap();
+    // Each takes a unit for itself, and the range that they are takes one.
+    assert!(matches!(g.wait(tickets.remove(0)), Err(Error::OutOfFuel { .. })));
+    g.wait(g.submit_all(calls[2..100].iter().map(|c| c.fuel(2))).unwrap().remove(0)).unwrap();
+    let Some(g) = start(builder().blocks(1).aside(0).queue(2)) else { return };
+    let large = [call(&g, "sum", &[address(&by_block)]); 1000];
+    let full = g.wait(g.submit_all(large).unwrap().remove(0)).unwrap_err();
+    assert!(matches!(full, Error::NoRoom), "{full}");
+}
+
+/// More tasks than the ring has slots, behind one that takes as long as it likes.
+#[test]
+fn who_takes_long_keeps_nobody_waiting_as_long_as_a_block_is_free() {
+    // As many as may look at the host's memory, where that is limited.
+    let Some(g) = start(builder().blocks(4).ring(4)) else { return };
+    let gate = Box::new(std::sync::atomic::AtomicU32::new(0));
+    let long = [0, 1].map(|_| g.submit(call(&g, "deaf", &[address(&*gate)])).unwrap());
+    for i in 0..50 {
+        let quick = g.submit(call(&g, "add", &[i, 1])).unwrap();
+        let done = g.wait_for(quick, Duration::from_secs(20)).map_err(|(e, _)| e);
+        assert_eq!(done.unwrap().result_as::<u64>(), i + 1);
+    }
+    gate.store(1, Ordering::Release);
+    for t in long {
+        g.wait(t).unwrap();
+    }
 }
 
 #[test]

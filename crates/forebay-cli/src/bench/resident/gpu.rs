@@ -20,8 +20,6 @@ const HEAP: u64 = 1 << 30;
 /// The numbers of threads at which heaps are compared, and how often each has its pieces.
 const THREADS: [usize; 2] = [16_384, 270_336];
 const ROUNDS: u32 = 8;
-/// Blocks for each multiprocessor where tasks are small.
-const SMALL: usize = 16;
 /// Threads of a block of the kernels that are compared with.
 const GROUP: usize = 256;
 
@@ -56,7 +54,7 @@ const FULL: Effort = Effort {
     repeats: 7,
     trips: 20_000,
     items: 10_000_000,
-    depth: 22,
+    depth: 24,
     chain: 20_000,
     scale: 20,
     threads: usize::MAX,
@@ -110,7 +108,7 @@ pub fn run(quick: bool) -> Result<Vec<Row>> {
     let (devices, missing) = discover(&[Kind::Cuda]);
     let device = devices.into_iter().next().ok_or_else(|| missing.first().map_or("none".into(), |(_, e)| text(e)))?;
     let effort = if quick { QUICK } else { FULL };
-    let with = Builder::new(TASKS).functions(FUNCTIONS).grain(4096).queue(1 << 16).ring(1 << 14);
+    let with = Builder::new(TASKS).functions(FUNCTIONS).grain(4096).queue(1 << 16).ring(1 << 14).threads(GROUP);
     let source = Source::CudaCpp(with.text().into());
     let names = [
         "echo_alone",
@@ -284,6 +282,10 @@ impl Gpu {
                 })
             });
             let singles = singles.transpose()?.map(rate);
+            let together = rate(seconds(repeats, || {
+                let tickets = self.grid.submit_all((0..n as u64).map(|i| call.range(i, 1))).map_err(text)?;
+                tickets.into_iter().try_for_each(|t| self.grid.wait(t).map(drop).map_err(text))
+            })?);
             let (work, device) = (self.kernel("work_alone")?, self.device.clone());
             let q = &mut *self.queue;
             let bulk = rate(seconds(repeats, || {
@@ -333,8 +335,12 @@ impl Gpu {
                 let row = Row::new(format!("B, cuda: {n} tasks of one item, one producer"), "M tasks/s", Some(singles));
                 let row = row.peer("a launch each, awaited", Some(synced)).peer("a launch each", Some(batched));
                 let row = row.peer("one block, as GROSR", Some(block));
-                self.rows.push(row.peer("a CUDA graph", Some(few as f64 / graph / 1e6)).above(150.0));
+                self.rows.push(row.peer("a CUDA graph", Some(few as f64 / graph / 1e6)));
             }
+            let what = format!("B, cuda: {n} tasks of one item, one producer, submitted together");
+            let row = Row::new(what, "M tasks/s", Some(together)).peer("one by one", singles);
+            let row = row.peer("a launch each", Some(batched)).peer("one block, as GROSR", Some(block));
+            self.rows.push(row.peer("a CUDA graph", Some(few as f64 / graph / 1e6)).above(150.0));
         }
         Ok(())
     }
@@ -463,9 +469,8 @@ impl Gpu {
     /// F: a tree of tasks that the device makes.
     fn trees(&mut self) -> Result<()> {
         let Effort { repeats, depth, .. } = self.effort;
-        // Such tasks are one thread's: many small blocks, a warp each, have more of them at a time. The other grid has ended.
-        let blocks = self.device.info().compute_units as usize * SMALL;
-        let with = Builder::new(TASKS).functions(FUNCTIONS).queue(1 << 18).blocks(blocks).threads(32);
+        // The other grid has ended.
+        let with = Builder::new(TASKS).functions(FUNCTIONS).queue(1 << 18).threads(GROUP);
         self.grid = with.start_on(&self.device).map_err(text)?;
         let (call, mut inline) = (self.call("tree", &[depth])?, 0);
         let s = seconds(repeats, || {

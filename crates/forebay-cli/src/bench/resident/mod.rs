@@ -18,12 +18,9 @@ mod search;
 
 const TASKS: &str = r"
 FB_DEVICE u64 arg(const Task *t, u32 i) { return ((const u64 *)t->args)[i]; }
-TASK(echo) { *(u64 *)fb_result(c) = arg(t, 0) + 1; }
-TASK(work) {
-  u32 *to = (u32 *)arg(t, 0);
-  for (u64 i = t->first; i < t->first + t->count; i++) to[i] = to[i] * 2654435761u + 1;
-}
-TASK(tree) {
+TASK_PER_THREAD(echo) { *(u64 *)fb_result(c) = arg(t, 0) + 1; }
+TASK_PER_THREAD(work) { ((u32 *)arg(t, 0))[i] = ((u32 *)arg(t, 0))[i] * 2654435761u + 1; }
+TASK_PER_THREAD(tree) {
   const u64 depth = arg(t, 0);
   if (depth == 0) return;
   const u64 child[1] = {depth - 1};
@@ -104,18 +101,18 @@ fn throughput(grid: &Grid, rows: &mut Vec<Row>) -> Result<()> {
             None
         } else {
             Some(rate(seconds(|| {
-                let mut last = None;
-                for i in 0..n as u64 {
-                    last = Some(grid.submit(call.range(i, 1))?);
-                }
-                // They are taken in order, and may end in another.
-                let mut all = grid.submit(call.range(0, 0)).map(Some)?;
-                for t in last.into_iter().chain(all.take()) {
-                    grid.wait(t)?;
-                }
-                Ok(())
+                let all = (0..n as u64).map(|i| grid.submit(call.range(i, 1)));
+                // Kept, so that each is awaited.
+                all.collect::<Result<Vec<_>>>()?.into_iter().try_for_each(|t| grid.wait(t).map(drop_completion))
             })?))
         };
+        let together = (n <= 1_000_000).then(|| {
+            seconds(|| {
+                let tickets = grid.submit_all((0..n as u64).map(|i| call.range(i, 1)))?;
+                tickets.into_iter().try_for_each(|t| grid.wait(t).map(drop_completion))
+            })
+        });
+        let together = together.transpose()?.map(rate);
         let one_by_one = (n <= 1000).then(|| {
             seconds(|| (0..n as u64).try_for_each(|i| grid.wait(grid.submit(call.range(i, 1))?).map(drop_completion)))
         });
@@ -131,6 +128,8 @@ fn throughput(grid: &Grid, rows: &mut Vec<Row>) -> Result<()> {
         if let Some(singles) = singles {
             let row = Row::new(format!("B, cpu: {n} tasks of one item"), "M tasks/s", Some(singles));
             rows.push(row.peer("each awaited", one_by_one).peer("loop on one core", Some(bulk)));
+            let row = Row::new(format!("B, cpu: {n} tasks of one item, submitted together"), "M tasks/s", together);
+            rows.push(row.peer("one by one", Some(singles)).peer("loop on one core", Some(bulk)));
         }
     }
     Ok(())

@@ -6,13 +6,10 @@
 
 FB_DEVICE u64 arg(const Task *t, u32 i) { return ((const u64 *)t->args)[i]; }
 
-TASK(echo) {
-  if (fb_lane() == 0) *(u64 *)fb_result(c) = arg(t, 0) + 1;
-}
+TASK_PER_THREAD(echo) { *(u64 *)fb_result(c) = arg(t, 0) + 1; }
 
 // A chain of tasks of which each makes the next.
-TASK(chain) {
-  if (fb_lane() != 0) return;
+TASK_PER_THREAD(chain) {
   const u64 left[1] = {arg(t, 0) - 1};
   if (left[0] == 0 || !fb_spawn(c, FN_chain, 0, 1, left, sizeof left)) *(u64 *)fb_result(c) = left[0];
 }
@@ -20,8 +17,7 @@ TASK(chain) {
 FB_DEVICE u32 mix(u32 v) { return v * 2654435761u + 1; }
 TASK_PER_THREAD(work) { ((u32 *)arg(t, 0))[i] = mix(((u32 *)arg(t, 0))[i]); }
 
-TASK(tree) {
-  if (fb_lane() != 0) return;
+TASK_PER_THREAD(tree) {
   const u64 depth = arg(t, 0);
   if (depth == 0) return;
   const u64 child[1] = {depth - 1};

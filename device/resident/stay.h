@@ -1,0 +1,374 @@
+// What a block does all its life: find work, choose, run.
+#pragma once
+
+// Rounds between two looks around as long as there is work.
+#define FB_LOOK 8
+
+// What the lanes of a block share.
+struct Shared {
+  // A copy, at hand.
+  Grid grid;
+  Own own;
+  // The tasks that run now, how many may, how many of these are alike, and lanes for each of several.
+  Task tasks[FB_MOST];
+  u32 n;
+  u32 alike;
+  u32 wide;
+  // Of a single one: it is to be run.
+  bool run;
+};
+
+// Up to fb_choose the lanes of the first warp do everything together.
+
+// Others have nothing to do: some of what the block has, from the top, is for everybody.
+FB_DEVICE void fb_give(Context *c, u32 most) {
+  Grid *g = c->grid;
+  Own *o = c->own;
+  // One after another of one priority, which is what a queue is for.
+  const u32 priority = o->tasks[o->count - 1].priority & 1;
+  Queue *q = &g->state->queues[priority];
+  u32 n = fb_tell(fb_in_crew() == 0 ? fb_obtain(&q->space, most) : 0, 0), held = 0;
+  Task *from = o->tasks + (o->count - n);
+  for (u32 part = 0; part * FB_WARP < n; part++) {
+    const u32 i = part * FB_WARP + fb_in_crew();
+    Task *t = i < n ? &from[i] : 0;
+    held += fb_ones(fb_votes(t && t->counted == FB_HELD));
+    if (t && t->counted == FB_ALONE) fb_bump(&g->roots[t->root].remaining, 1);
+    if (t) t->counted = FB_COUNTED;
+  }
+  fb_together();
+  // All are counted before any is another's.
+  if (fb_in_crew() == 0) {
+    fb_lend(g, &o->held, held);
+    o->count -= n;
+  }
+  fb_together();
+  if (n > 0) fb_put_many(q, from, n);
+}
+
+FB_DEVICE void fb_count_idle(Grid *g, Own *o, bool idle) {
+  if (o->idle != idle) fb_bump(&g->state->idle, idle ? 1 : (u32)-1);
+  o->idle = idle;
+}
+
+// Where the host's words are in its own memory, only some of the blocks that look for work look there: the bus is not for
+// everybody. False when it might have been had, and was not.
+FB_DEVICE bool fb_permit(Grid *g, Own *o, const Look *l) {
+  if (!g->limited || o->permitted || (int)(u32)(fb_seen(l, FB_IDLE_AT) >> 32) <= 0) return true;
+  const u32 got = fb_tell(fb_in_crew() == 0 ? fb_obtain(&g->state->permits, 1) : 0, 0);
+  if (fb_in_crew() == 0) o->permitted = got == 1;
+  fb_together();
+  return false;
+}
+FB_DEVICE void fb_return_permit(Grid *g, Own *o) {
+  if (!g->limited || !o->permitted) return;
+  fb_bump(&g->state->permits, 1);
+  o->permitted = false;
+}
+
+// Takes what has been seen, if nobody else is quicker: what is urgent, then what the block has, then the rest.
+FB_DEVICE bool fb_take_seen(Context *c, const Look *l, u64 marks) {
+  Grid *g = c->grid;
+  Own *o = c->own;
+  const u32 room = FB_LOCAL + FB_TAKES - o->count;
+  for (u32 ring = 0; ring < 2; ring++) {
+    if (room > 0 && (marks >> fb_first_place(ring) & 1)) {
+      const u32 n = fb_in_row(l, marks, ring);
+      if (fb_receive(c, l, ring, n < room ? n : room)) return true;
+    }
+    if (room > 0 && (marks >> (FB_QUEUES_AT + ring) & 1)) {
+      const u32 each = (u32)fb_seen(l, FB_QUEUES_AT + ring) / g->blocks, most = room < FB_TAKES ? room : FB_TAKES;
+      const u32 n = fb_take_many(&g->state->queues[ring], o->tasks + o->count, each < 1 ? 1 : each < most ? each : most);
+      if (fb_in_crew() == 0) o->count += n;
+      fb_together();
+      if (n > 0) return true;
+    }
+    if (o->count > 0) {
+      const u32 half = o->count / 2;
+      if (half > 0 && o->others_idle && (int)(u32)fb_seen(l, FB_IDLE_AT) > (int)(u32)fb_seen(l, FB_QUEUES_AT + 1))
+        fb_give(c, half < FB_TAKES ? half : FB_TAKES);
+      return true;
+    }
+  }
+  return false;
+}
+
+// Whether two looks saw the same, as far as somebody who waits cares.
+FB_DEVICE bool fb_same(const Grid *g, const Look *a, const Look *b) {
+  u32 different = 0;
+  for (u32 part = 0; part < FB_PARTS; part++) {
+    const bool cares = part * FB_WARP + fb_in_crew() != FB_IDLE_AT || g->limited;
+    different |= fb_votes(cares && a->word[part] != b->word[part]);
+  }
+  return different == 0;
+}
+
+// Looks until there are tasks on top of the block's own; false when it is to end.
+FB_DEVICE bool fb_find(Context *c) {
+  Grid *g = c->grid;
+  Own *o = c->own;
+  fb_refill(c);
+  // Between tasks that follow each other closely a look would cost more than they do.
+  if (o->count > 0) {
+    const bool due = fb_in_crew() == 0 && fb_due(&o->looked);
+    if (!fb_tell(o->turns % FB_LOOK == 0 || due, 0)) return true;
+  }
+  Look l;
+  fb_aim(g, o, &l);
+  fb_look(&l);
+  for (u32 round = 0;;) {
+    const u64 marks = fb_marks(o, &l);
+    const u32 known = o->stop, stop = marks >> FB_STOP_AT & 1 ? (u32)fb_seen(&l, FB_STOP_AT) : 0;
+    const bool permitted = o->permitted;
+    const int idle = (int)(u32)fb_seen(&l, FB_IDLE_AT);
+    if (fb_in_crew() == 0) {
+      // Those who may not look there hear from those who may.
+      if (g->limited && permitted && stop != known) fb_note(&g->state->stop, stop);
+      o->stop = stop;
+      o->others_idle = idle > (o->idle ? 1 : 0);
+    }
+    fb_together();
+    if (stop == FB_STOP_NOW) return false;
+    if ((marks != 0 || o->count > 0) && fb_take_seen(c, &l, marks)) {
+      if (fb_in_crew() == 0) {
+        fb_count_idle(g, o, false);
+        fb_return_permit(g, o);
+      }
+      fb_together();
+      return true;
+    }
+    // What was submitted before the word was written is in a slot by the time that the word is seen, so it is seen by the
+    // next look.
+    if (known == FB_STOP_DRAIN && stop == FB_STOP_DRAIN && permitted) return false;
+    const bool behind[2] = {fb_is_behind(o, &l, 0), fb_is_behind(o, &l, 1)};
+    const bool settled = fb_permit(g, o, &l);
+    // Nobody still reads what is changed next.
+    fb_together();
+    if (fb_in_crew() == 0) {
+      for (u32 i = 0; i < 2; i++)
+        if (behind[i]) o->next[i] = fb_load(&g->state->heads[i].next);
+      fb_count_idle(g, o, true);
+      if (o->busy) fb_note(&g->beats[c->block].busy, 0);
+      o->busy = false;
+    }
+    fb_together();
+    // Where there was nothing, there is nothing until something is different.
+    const bool nothing = marks == 0 && !behind[0] && !behind[1] && known == stop && settled;
+    Look last;
+    if (!nothing) fb_aim(g, o, &l);
+    do {
+      if ((round & 255) == 0 && fb_in_crew() == 0) fb_note(&g->beats[c->block].epoch, ++o->epoch);
+      fb_idle(round++);
+      last = l;
+      fb_look(&l);
+    } while (nothing && fb_same(g, &last, &l));
+  }
+}
+
+// Which tasks a block runs next: how many, and how wide. None: it ends.
+FB_DEVICE void fb_choose(Context *c, Shared *s) {
+  Own *o = c->own;
+  const bool found = fb_find(c);
+  if (fb_in_crew() != 0) return;
+  if (!found) {
+    fb_count_idle(c->grid, o, false);
+    fb_return_permit(c->grid, o);
+    fb_note(&c->grid->beats[c->block].busy, 0);
+    s->n = 0;
+    return;
+  }
+  const Task *t = &o->tasks[o->count - 1];
+  const u32 kind = fb_kind(t->function);
+  const u32 places = kind == FB_BY_THREAD ? fb_lanes() : kind == FB_BY_WARP ? fb_lanes() / FB_WARP : 1;
+  const u32 most = places < FB_MOST ? places : FB_MOST;
+  s->wide = kind == FB_BY_WARP ? FB_WARP : 1;
+  s->alike = s->n = t->count != 1 || (t->priority & FB_LIMITED) ? 1 : o->count < most ? o->count : most;
+}
+
+// Whether a task can run beside the one on top.
+FB_DEVICE bool fb_fits(const Task *t, const Task *top) {
+  return t->count == 1 && !(t->priority & FB_LIMITED) && fb_kind(t->function) == fb_kind(top->function);
+}
+
+// A range is done in pieces, so that others can have some of it: the rest goes back, half of it to whoever is idle.
+FB_DEVICE void fb_split(Context *c, Task *t) {
+  const u64 grain = c->grid->grain;
+  while (t->count > grain) {
+    const u64 half = fb_others_idle(c) ? t->count / 2 : t->count - grain;
+    if (!fb_spawn(c, t->function, t->first + t->count - half, half, t->args, sizeof t->args)) return;
+    t->count -= half;
+    if (t->count <= grain) return;
+  }
+}
+
+// From now on the context is that of a task.
+FB_DEVICE void fb_turn_to(Context *c, Task *t) {
+  c->self = t;
+  c->root = t->root;
+  c->priority = t->priority;
+}
+
+// Before a block runs tasks, of which `t` is the first. Called by lane 0.
+FB_DEVICE void fb_begin(Context *c, const Task *t) {
+  Own *o = c->own;
+  Beat *b = &c->grid->beats[c->block];
+  fb_note(&b->function, t->function);
+  fb_note(&b->root, t->root);
+  if (!o->busy) fb_note(&b->busy, 1);
+  o->busy = true;
+  o->turns++;
+  if (o->held.left == 0) o->held.root = t->root;
+}
+
+// The same of a single task, for all lanes or one: false when it is not to be run.
+FB_DEVICE bool fb_begin_single(Context *c, Task *t) {
+  fb_begin(c, t);
+  fb_turn_to(c, t);
+  // Several lanes may make tasks, none of whom is the first.
+  if (t->counted == FB_ALONE && t->count != 1) {
+    fb_bump(&c->grid->roots[t->root].remaining, 1);
+    t->counted = FB_COUNTED;
+  }
+  fb_hold(&c->own->held, t);
+  if (t->priority & FB_LIMITED) {
+    if (fb_load(&c->grid->roots[t->root].status) & FB_OUT_OF_FUEL) return false;
+    if (!fb_burn(c, 1)) return false;
+  }
+  fb_split(c, t);
+  return true;
+}
+
+// After them. Called by lane 0.
+FB_DEVICE void fb_end(Context *c) {
+  Held *h = &c->own->held;
+  if (h->left == 0 && h->units > 0) {
+    const u32 units = h->units;
+    h->units = 0;
+    fb_subtract(c->grid, h->root, units);
+  }
+  fb_note(&c->grid->beats[c->block].epoch, ++c->own->epoch);
+}
+
+FB_DEVICE void fb_enter(Grid *g, Own *o) {
+  o->count = o->spilled = o->epoch = o->turns = o->stop = 0;
+  o->held = Held{0, 0, 0};
+  o->idle = o->others_idle = o->busy = false;
+  o->permitted = !g->limited;
+  o->looked = 0;
+  for (u32 i = 0; i < 2; i++) o->next[i] = fb_load(&g->state->heads[i].next);
+}
+
+// What a lane does of a task: the only place from which task functions are called, so that their code is there once.
+FB_DEVICE void fb_do(Context *c, const Task *t) {
+  // The range of tasks that the host has submitted together: each item is one of them.
+  const bool each = t->function == FB_EACH;
+  const u64 end = t->first + t->count, step = c->items;
+  Task one;
+  for (u64 i = t->first + c->item; !each || i < end; i += step) {
+    if (each) {
+      for (u32 k = 0; k < sizeof one / 8; k++) ((u64 *)&one)[k] = fb_peek64_sys((const u64 *)&c->grid->calls[i] + k);
+      one.root = c->root;
+      one.priority = c->priority;
+      if (!fb_burn(c, 1)) return;
+      if (fb_kind(one.function) != FB_BY_THREAD) {
+        if (!fb_spawn(c, one.function, one.first, one.count, one.args, sizeof one.args)) fb_fail(c->grid, c->root, FB_NO_ROOM);
+        continue;
+      }
+      c->item = 0;
+      c->items = 1;
+    }
+    const Task *now = each ? &one : t;
+    if (!fb_call(now->function, c, now) && fb_lane() == 0) fb_fail(c->grid, c->root, FB_UNKNOWN_FUNCTION);
+    if (!each) return;
+  }
+}
+
+// The task on top, for all lanes of the block; false when it is not to be run.
+FB_DEVICE bool fb_take_single(Context *c, Shared *s) {
+  Task *t = &s->tasks[0];
+  if (fb_lane() == 0) {
+    *t = s->own.tasks[--s->own.count];
+    s->run = fb_begin_single(c, t);
+  }
+  fb_barrier();
+  fb_turn_to(c, t);
+  const bool by_warp = fb_kind(t->function) == FB_BY_WARP;
+  c->item = by_warp ? fb_lane() / FB_WARP : fb_lane();
+  c->items = by_warp ? fb_lanes() / FB_WARP : fb_lanes();
+  return s->run;
+}
+
+// Up to `n` tasks at the same time, of which each has `wide` lanes; false when this lane has none.
+FB_DEVICE bool fb_take_row(Context *c, Shared *s, u32 n) {
+  Own *o = &s->own;
+  const u32 top = o->count - 1, lane = fb_lane();
+  // As many as are alike, from the top.
+  if (lane > 0 && lane < n && !fb_fits(&o->tasks[top - lane], &o->tasks[top])) fb_here_min(&s->alike, lane);
+  fb_barrier();
+  n = s->alike;
+  if (lane < n) s->tasks[lane] = o->tasks[top - lane];
+  if (lane == 0) {
+    o->count -= n;
+    fb_begin(c, &s->tasks[0]);
+  }
+  // From here on tasks make others.
+  fb_barrier();
+  const bool by_warp = s->wide > 1;
+  const u32 i = by_warp ? lane / FB_WARP : lane;
+  if (i >= n) return false;
+  if (!by_warp || lane % FB_WARP == 0) fb_hold(&o->held, &s->tasks[i]);
+  if (by_warp) fb_together();
+  fb_turn_to(c, &s->tasks[i]);
+  c->item = 0;
+  c->items = 1;
+  return true;
+}
+
+// The tasks that were chosen. One that all lanes have is done when all of them are.
+FB_DEVICE void fb_run(Context *c, Shared *s, u32 n) {
+  const bool single = n == 1, mine = single ? fb_take_single(c, s) : fb_take_row(c, s, n);
+  if (mine) fb_do(c, c->self);
+  if (single) {
+    fb_barrier();
+    if (fb_lane() == 0) fb_finish(c, c->self);
+  } else if (mine) {
+    const bool by_warp = s->wide > 1;
+    if (by_warp) fb_together();
+    if (!by_warp || fb_lane() % FB_WARP == 0) fb_finish(c, c->self);
+  }
+}
+
+FB_DEVICE void fb_stay(const Grid *grid, u32 block, Shared *s) {
+  Context c = {&s->grid, block, 0, 0, &s->own, 0, 0, 1};
+  if (fb_lane() == 0) {
+    s->grid = *grid;
+    fb_enter(&s->grid, &s->own);
+  }
+  fb_barrier();
+  for (;;) {
+    if (fb_lane() < FB_WARP) fb_choose(&c, s);
+    fb_barrier();
+    const u32 n = s->n;
+    if (n == 0) return;
+    fb_run(&c, s, n);
+    fb_barrier();
+    if (fb_lane() == 0) fb_end(&c);
+    if (fb_lane() < FB_WARP) fb_together();
+  }
+}
+
+#ifdef FB_KERNELS
+
+extern "C" __global__ void fb_grid(const Grid *g) {
+  __shared__ Shared s;
+  fb_stay(g, blockIdx.x, &s);
+}
+
+#elif !defined(FB_LANES)
+
+extern "C" __attribute__((visibility("default"))) void fb_block(Grid *g, u32 block) {
+  Shared s;
+  fb_stay(g, block, &s);
+}
+
+#endif
