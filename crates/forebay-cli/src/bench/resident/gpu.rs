@@ -11,9 +11,9 @@ use forebay::resident::{Builder, Call, Grid};
 use super::graph_while::GraphWhile;
 use super::one_block::{ECHO, OneBlock};
 use super::search::Csr;
+use super::{TASKS, in_a_row};
 use crate::bench::schema::{Row, median, quantile};
 
-const TASKS: &str = include_str!("tasks.cu");
 const FUNCTIONS: [&str; 7] = ["echo", "chain", "work", "tree", "softmax", "level", "many"];
 /// Bytes of the heap that is compared with others.
 const HEAP: u64 = 1 << 30;
@@ -274,12 +274,8 @@ impl Gpu {
             let rate = |s: f64| n as f64 / s / 1e6;
             let range = rate(seconds(repeats, || self.wait(call.range(0, n as u64)).map(drop))?);
             let singles = (n <= 1_000_000).then(|| {
-                seconds(repeats, || {
-                    let all = (0..n as u64).map(|i| self.grid.submit(call.range(i, 1)));
-                    // Kept, so that each is awaited.
-                    let tickets = all.collect::<std::result::Result<Vec<_>, _>>().map_err(text)?;
-                    tickets.into_iter().try_for_each(|t| self.grid.wait(t).map(drop).map_err(text))
-                })
+                let calls = || (0..n as u64).map(|i| call.range(i, 1));
+                seconds(repeats, || in_a_row(&self.grid, calls()).map_err(text))
             });
             let singles = singles.transpose()?.map(rate);
             let together = rate(seconds(repeats, || {

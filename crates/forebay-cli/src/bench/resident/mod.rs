@@ -1,6 +1,7 @@
 //! `forebay bench resident`: the resident grid against other ways of handing out small pieces of work. On the CPU, and on
 //! a CUDA device (gpu.rs).
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::Instant;
@@ -16,30 +17,8 @@ mod heap;
 mod one_block;
 mod search;
 
-const TASKS: &str = r"
-FB_DEVICE u64 arg(const Task *t, u32 i) { return ((const u64 *)t->args)[i]; }
-TASK_PER_THREAD(echo) { *(u64 *)fb_result(c) = arg(t, 0) + 1; }
-TASK_PER_THREAD(work) { ((u32 *)arg(t, 0))[i] = ((u32 *)arg(t, 0))[i] * 2654435761u + 1; }
-TASK_PER_THREAD(tree) {
-  const u64 depth = arg(t, 0);
-  if (depth == 0) return;
-  const u64 child[1] = {depth - 1};
-  for (u32 i = 0; i < 2; i++)
-    if (!fb_spawn(c, FN_tree, 0, 1, child, sizeof child))
-      __atomic_fetch_add((u64 *)fb_result(c), (2ull << (depth - 1)) - 1, __ATOMIC_RELAXED);
-}
-// Each item is 256 numbers: none below 0, then their shares of the sum of their exponentials.
-#include <math.h>
-TASK(softmax) {
-  for (u64 i = t->first; i < t->first + t->count; i++) {
-    const float *in = (const float *)arg(t, 0) + i * 256;
-    float *out = (float *)arg(t, 1) + i * 256, most = 0, sum = 0;
-    for (u32 k = 0; k < 256; k++) most = in[k] > most ? in[k] : most;
-    for (u32 k = 0; k < 256; k++) sum += out[k] = expf((in[k] > 0 ? in[k] : 0) - most);
-    for (u32 k = 0; k < 256; k++) out[k] /= sum;
-  }
-}
-";
+/// The same for both kinds of device.
+const TASKS: &str = include_str!("tasks.cu");
 /// Repetitions of each measurement.
 const REPEATS: usize = 9;
 /// Round trips.
@@ -88,6 +67,21 @@ fn round_trips(grid: &Grid, rows: &mut Vec<Row>) -> Result<()> {
     Ok(())
 }
 
+/// Submits one call after the other, and awaits each, with some of them on their way.
+fn in_a_row(grid: &Grid, calls: impl Iterator<Item = Call>) -> Result<()> {
+    const ON_THEIR_WAY: usize = 512;
+    let mut tickets = VecDeque::with_capacity(ON_THEIR_WAY);
+    for call in calls {
+        if tickets.len() == ON_THEIR_WAY
+            && let Some(oldest) = tickets.pop_front()
+        {
+            grid.wait(oldest)?;
+        }
+        tickets.push_back(grid.submit(call)?);
+    }
+    tickets.into_iter().try_for_each(|t| grid.wait(t).map(drop_completion))
+}
+
 /// B: many small tasks, one by one and as a range, against a loop that does all of it.
 fn throughput(grid: &Grid, rows: &mut Vec<Row>) -> Result<()> {
     let work = grid.function("work")?;
@@ -100,11 +94,7 @@ fn throughput(grid: &Grid, rows: &mut Vec<Row>) -> Result<()> {
         let singles = if n > 1_000_000 {
             None
         } else {
-            Some(rate(seconds(|| {
-                let all = (0..n as u64).map(|i| grid.submit(call.range(i, 1)));
-                // Kept, so that each is awaited.
-                all.collect::<Result<Vec<_>>>()?.into_iter().try_for_each(|t| grid.wait(t).map(drop_completion))
-            })?))
+            Some(rate(seconds(|| in_a_row(grid, (0..n as u64).map(|i| call.range(i, 1))))?))
         };
         let together = (n <= 1_000_000).then(|| {
             seconds(|| {
@@ -214,8 +204,9 @@ pub fn run(device: Option<Kind>, quick: bool) -> std::result::Result<Vec<Row>, S
 }
 
 fn on_cpu() -> Result<Vec<Row>> {
-    let text = [TASKS, search::TASKS, heap::TASKS].concat();
-    let functions = ["echo", "work", "tree", "softmax", "level", "many", "one_level", "churn", "outstanding", "mixed"];
+    let text = [TASKS, heap::TASKS].concat();
+    let functions =
+        ["echo", "chain", "work", "tree", "softmax", "level", "many", "one_level", "churn", "outstanding", "mixed"];
     let grid = Builder::new(text).functions(functions).grain(4096).queue(1 << 14).heap(64 << 20).start_on_cpu()?;
     let mut rows = Vec::new();
     let parts: [(&str, Part); 6] = [

@@ -7,64 +7,13 @@ use forebay::resident::{Call, Grid, Result};
 use super::{drop_completion, seconds};
 use crate::bench::schema::Row;
 
-/// The device's side. A level with few vertices is done where it is; one with many is a range for all, and a node that
-/// waits for all of its vertices is the next level. Now and then a search gives way to others.
-pub(super) const TASKS: &str = r"
-struct Search { const u32 *offsets, *edges; u32 *distances; u32 *frontier[2]; u32 count[2]; };
-#define FEW 1024
-#define TURNS 64
-
-FB_DEVICE void expand(Search *s, u32 level, u32 first, u32 end) {
-  const u32 *from = s->frontier[level & 1];
-  u32 *to = s->frontier[(level + 1) & 1], *count = &s->count[(level + 1) & 1];
-  for (u32 i = first; i < end; i++) {
-    const u32 v = from[i];
-    for (u32 e = s->offsets[v]; e < s->offsets[v + 1]; e++) {
-      const u32 w = s->edges[e];
-      if (fb_load(&s->distances[w]) == FB_NONE && fb_cas(&s->distances[w], FB_NONE, level + 1) == FB_NONE) to[fb_add(count, 1)] = w;
-    }
-  }
-}
-
-TASK(many) {
-  expand((Search *)arg(t, 0), (u32)arg(t, 1), (u32)t->first, (u32)(t->first + t->count));
-  fb_release_many(c, (u32)arg(t, 2), (u32)t->count);
-}
-
-TASK(level) {
-  Search *s = (Search *)arg(t, 0);
-  u32 l = (u32)arg(t, 1);
-  for (u32 turn = 0;; turn++, l++) {
-    const u32 n = fb_load(&s->count[l & 1]);
-    if (n == 0) { *(u64 *)fb_result(c) = l; return; }
-    const u64 next[2] = {(u64)s, turn < TURNS ? l + 1 : l};
-    if (turn >= TURNS && fb_spawn(c, FN_level, 0, 1, next, sizeof next)) return;
-    fb_store(&s->count[(l + 1) & 1], 0);
-    const u32 node = n > FEW ? fb_node(c, n, FN_level, 0, 1, next, sizeof next) : FB_NONE;
-    if (node == FB_NONE) {
-      expand(s, l, 0, n);
-      continue;
-    }
-    const u64 part[3] = {(u64)s, l, node};
-    if (!fb_spawn(c, FN_many, 0, n, part, sizeof part)) {
-      expand(s, l, 0, n);
-      fb_release_many(c, node, n);
-    }
-    return;
-  }
-}
-
-// One level as a range, for a host that waits for each.
-TASK(one_level) { expand((Search *)arg(t, 0), (u32)arg(t, 1), (u32)t->first, (u32)(t->first + t->count)); }
-";
-
 /// A graph by rows.
 pub(super) struct Csr {
     pub(super) offsets: Vec<u32>,
     pub(super) edges: Vec<u32>,
 }
 
-/// `Search` of the device's side.
+/// `Search` of tasks.cu.
 #[repr(C)]
 struct Search {
     offsets: *const u32,

@@ -1,7 +1,11 @@
-// Task functions and kernels of `forebay bench resident --device cuda`. Behind the text of the grid.
+// Task functions of `forebay bench resident`, and kernels that they are compared with on a GPU. Behind the text of the grid.
 #ifndef FB_GPU
 #include <math.h>
 #include <stdlib.h>
+// A block has one lane.
+#ifndef __shared__
+#define __shared__
+#endif
 #endif
 
 FB_DEVICE u64 arg(const Task *t, u32 i) { return ((const u64 *)t->args)[i]; }
@@ -52,7 +56,12 @@ TASK_PER_WARP(softmax) { softmax_of((const float *)arg(t, 0) + i * 256, (float *
 // and a node that waits for all of its vertices is the next level.
 struct Search { const u32 *offsets, *edges; u32 *distances; u32 *frontier[2]; u32 count[2]; };
 #define FEW 1024
+// Now and then a search gives way to others.
+#ifdef FB_GPU
 #define TURNS 4096
+#else
+#define TURNS 64
+#endif
 
 FB_DEVICE void expand(Search *s, u32 level, u32 *count, u64 first, u64 end, u64 warp, u64 warps, u32 lane) {
   const u32 *from = s->frontier[level & 1];
@@ -74,8 +83,11 @@ TASK(many) {
   fb_barrier();
   if (fb_lane() == 0) fb_release_many(c, (u32)arg(t, 2), (u32)t->count);
 }
+// One level as a range, for a host that waits for each.
+TASK(one_level) { by_block((Search *)arg(t, 0), (u32)arg(t, 1), t->first, t->first + t->count); }
 TASK(level) {
   __shared__ u32 n, node;
+  __shared__ bool given;
   Search *s = (Search *)arg(t, 0);
   u32 l = (u32)arg(t, 1);
   for (u32 turn = 0;; turn++, l++) {
@@ -83,21 +95,27 @@ TASK(level) {
     if (fb_lane() == 0) {
       n = fb_load(&s->count[l & 1]);
       node = FB_NONE;
+      given = false;
       const u64 next[2] = {(u64)s, l + 1};
       if (n == 0) *(u64 *)fb_result(c) = l;
       else fb_store(&s->count[(l + 1) & 1], 0);
       if (n > FEW) node = fb_node(c, n, FN_level, 0, 1, next, sizeof next);
       if (node != FB_NONE) {
         const u64 part[3] = {(u64)s, l, node};
-        if (!fb_spawn(c, FN_many, 0, n, part, sizeof part)) fb_fail(c->grid, c->root, FB_FIRST_OWN);
+        given = fb_spawn(c, FN_many, 0, n, part, sizeof part);
       } else if (n > 0 && turn >= TURNS) {
         const u64 again[2] = {(u64)s, l};
-        if (fb_spawn(c, FN_level, 0, 1, again, sizeof again)) node = 0;
+        given = fb_spawn(c, FN_level, 0, 1, again, sizeof again);
       }
     }
     fb_barrier();
-    if (n == 0 || node != FB_NONE) return;
+    if (n == 0 || given) return;
     by_block(s, l, 0, n);
+    if (node == FB_NONE) continue;
+    // There was no room for the range, so it is done, and with it the wait of the next level.
+    fb_barrier();
+    if (fb_lane() == 0) fb_release_many(c, node, n);
+    return;
   }
 }
 
