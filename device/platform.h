@@ -22,6 +22,7 @@ FB_DEVICE u64 fb_peek64_sys(const u64 *p) { u64 v; asm volatile("ld.relaxed.sys.
 FB_DEVICE u32 fb_peek(const u32 *p) { u32 v; asm volatile("ld.relaxed.gpu.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory"); return v; }
 // Adds, and waits for nothing.
 FB_DEVICE void fb_bump(u32 *p, u32 v) { asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" :: "l"(p), "r"(v) : "memory"); }
+// A compare-and-swap that waits for no stores. Loads whose values were used before it are before it.
 FB_DEVICE u32 fb_try(u32 *p, u32 is, u32 v) { u32 o; asm volatile("atom.relaxed.gpu.global.cas.b32 %0, [%1], %2, %3;" : "=r"(o) : "l"(p), "r"(is), "r"(v) : "memory"); return o; }
 // What was done before is seen, on the device, before what is done after.
 FB_DEVICE void fb_fence(void) { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
@@ -66,8 +67,14 @@ FB_DEVICE void fb_relax(void) {
   __nanosleep(40);
 #endif
 }
-// For a block that has found nothing `round` times: its SM has nothing else to do.
-FB_DEVICE void fb_idle(u32 round) { fb_relax(); }
+// For a block that has found nothing `round` times. Its SM has nothing else to do, but what it looks at is in memory that
+// others use: after some milliseconds it looks half as often.
+FB_DEVICE void fb_idle(u32 round) {
+  fb_relax();
+#if __CUDA_ARCH__ >= 700
+  if (round > 8192) __nanosleep(400);
+#endif
+}
 FB_DEVICE u32 fb_lane(void) { return threadIdx.x; }
 FB_DEVICE u32 fb_lanes(void) { return blockDim.x; }
 FB_DEVICE void fb_barrier(void) { __syncthreads(); }
@@ -99,7 +106,7 @@ FB_DEVICE u64 fb_load64_sys(const u64 *p) { FB_STEP(); return __atomic_load_n(p,
 FB_DEVICE u64 fb_peek64_sys(const u64 *p) { FB_STEP(); return __atomic_load_n(p, __ATOMIC_RELAXED); }
 FB_DEVICE u32 fb_peek(const u32 *p) { FB_STEP(); return __atomic_load_n(p, __ATOMIC_RELAXED); }
 FB_DEVICE void fb_bump(u32 *p, u32 v) { FB_STEP(); __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
-FB_DEVICE u32 fb_try(u32 *p, u32 is, u32 v) { FB_STEP(); __atomic_compare_exchange_n(p, &is, v, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED); return is; }
+FB_DEVICE u32 fb_try(u32 *p, u32 is, u32 v) { FB_STEP(); __atomic_compare_exchange_n(p, &is, v, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE); return is; }
 // Nothing to do: what follows it here is stored with release.
 FB_DEVICE void fb_fence(void) {}
 FB_DEVICE void fb_to_host(void) {}

@@ -41,6 +41,16 @@ FB_DEVICE void fb_aim(Grid *g, const Own *o, Look *l) {
   }
 }
 
+// Who waits looks at the first slot of each ring only: he looks all the time, and others use the memory, too.
+FB_DEVICE void fb_aim_less(Look *l) {
+  for (u32 part = 0; part < FB_PARTS; part++) {
+    const u32 i = part * FB_WARP + fb_in_crew();
+    if (i >= FB_STOP_AT || i == fb_first_place(0) || i == fb_first_place(1)) continue;
+    l->at[part] = 0;
+    l->word[part] = 0;
+  }
+}
+
 // All that there is to see, at once.
 FB_DEVICE void fb_look(Look *l) {
   for (u32 part = 0; part < FB_PARTS; part++) l->word[part] = l->at[part] ? fb_load64_sys(l->at[part]) : 0;
@@ -55,7 +65,7 @@ FB_DEVICE u64 fb_marks(const Own *o, const Look *l) {
   for (u32 part = 0; part < FB_PARTS; part++) {
     const u32 i = part * FB_WARP + fb_in_crew(), ring = i >= FB_SEES_URGENT, low = (u32)l->word[part];
     bool is = false;
-    if (i < FB_STOP_AT) is = o->permitted && (u32)(l->word[part] >> 32) == o->next[ring] + (i - fb_first_place(ring)) + 1;
+    if (i < FB_STOP_AT) is = l->at[part] && (u32)(l->word[part] >> 32) == o->next[ring] + (i - fb_first_place(ring)) + 1;
     else if (i < FB_IDLE_AT) is = i == FB_STOP_AT ? low != 0 : (int)low > 0;
     marks |= (u64)fb_votes(is) << (part * FB_WARP);
   }
@@ -89,41 +99,44 @@ FB_DEVICE bool fb_receive(Context *c, const Look *l, u32 ring, u32 n) {
   Grid *g = c->grid;
   Own *o = c->own;
   const u32 ticket = o->next[ring], first = fb_first_place(ring);
-  // Read before it is known whose they are, by the lane that saw that they are filled: so nobody waits twice.
-  u64 words[FB_PARTS][7];
+  // Read before they are taken, by the lane that saw that they are filled: once they are, the host may fill them again. What
+  // is above the block's tasks is nothing if another one takes them.
+  u32 root[FB_PARTS], fuel[FB_PARTS];
   for (u32 part = 0; part < FB_PARTS; part++) {
     const u32 i = part * FB_WARP + fb_in_crew();
     if (i < first || i >= first + n) continue;
     const u64 *slot = fb_slot(g, ring, ticket + (i - first));
-    for (u32 k = 0; k < 7; k++) words[part][k] = fb_peek64_sys(&slot[k]);
-  }
-  const u32 head = fb_tell(fb_in_crew() == 0 ? fb_try(&g->state->heads[ring].next, ticket, ticket + n) : 0, 0);
-  if (fb_in_crew() == 0) o->next[ring] = head == ticket ? ticket + n : head;
-  fb_together();
-  if (head != ticket) return false;
-  for (u32 part = 0; part < FB_PARTS; part++) {
-    const u32 i = part * FB_WARP + fb_in_crew();
-    if (i < first || i >= first + n) continue;
-    const u32 at = ticket + (i - first);
-    const u64 *w = words[part];
-    const u32 fuel = (u32)w[6], root = (u32)(w[6] >> 32);
-    Root *to = &g->roots[root];
-    to->status = 0;
-    to->fuel = fuel;
-    to->seq = at + 1;
-    for (u32 k = 0; k < 10; k++) to->result[k] = 0;
+    u64 words[7];
+    for (u32 k = 0; k < 7; k++) words[k] = fb_peek64_sys(&slot[k]);
+    fuel[part] = (u32)words[6];
+    root[part] = (u32)(words[6] >> 32);
     // The first one on top.
     Task *t = &o->tasks[o->count + (n - 1 - (i - first))];
     t->function = (u32)l->word[part] & ~FB_SINGLE;
-    t->root = root;
-    t->first = w[0];
-    t->count = w[1];
-    t->priority = fuel ? ring | FB_LIMITED : ring;
+    t->root = root[part];
+    t->first = words[0];
+    t->count = words[1];
+    t->priority = fuel[part] ? ring | FB_LIMITED : ring;
     t->counted = FB_ALONE;
-    for (u32 k = 0; k < 4; k++) ((u64 *)t->args)[k] = w[2 + k];
+    for (u32 k = 0; k < 4; k++) ((u64 *)t->args)[k] = words[2 + k];
   }
   fb_together();
-  if (fb_in_crew() == 0) o->count += n;
+  const u32 head = fb_tell(fb_in_crew() == 0 ? fb_try(&g->state->heads[ring].next, ticket, ticket + n) : 0, 0);
+  const bool ours = head == ticket;
+  for (u32 part = 0; part < FB_PARTS && ours; part++) {
+    const u32 i = part * FB_WARP + fb_in_crew();
+    if (i < first || i >= first + n) continue;
+    Root *to = &g->roots[root[part]];
+    to->status = 0;
+    to->fuel = fuel[part];
+    to->seq = ticket + (i - first) + 1;
+    for (u32 k = 0; k < 10; k++) to->result[k] = 0;
+  }
   fb_together();
-  return true;
+  if (fb_in_crew() == 0) {
+    o->next[ring] = ours ? ticket + n : head;
+    if (ours) o->count += n;
+  }
+  fb_together();
+  return ours;
 }

@@ -24,7 +24,7 @@ struct Shared {
 FB_DEVICE void fb_give(Context *c, u32 most) {
   Grid *g = c->grid;
   Own *o = c->own;
-  // One after another of one priority, which is what a queue is for.
+  // Where the one on top belongs.
   const u32 priority = o->tasks[o->count - 1].priority & 1;
   Queue *q = &g->state->queues[priority];
   u32 n = fb_tell(fb_in_crew() == 0 ? fb_obtain(&q->space, most) : 0, 0), held = 0;
@@ -51,13 +51,18 @@ FB_DEVICE void fb_count_idle(Grid *g, Own *o, bool idle) {
   o->idle = idle;
 }
 
-// Where the host's words are in its own memory, only some of the blocks that look for work look there: the bus is not for
-// everybody. False when it might have been had, and was not.
-FB_DEVICE bool fb_permit(Grid *g, Own *o, const Look *l) {
-  if (!g->limited || o->permitted || (int)(u32)(fb_seen(l, FB_IDLE_AT) >> 32) <= 0) return true;
-  const u32 got = fb_tell(fb_in_crew() == 0 ? fb_obtain(&g->state->permits, 1) : 0, 0);
+// Where the host's words are in its own memory, only some of the blocks look there at a time: the bus is not for everybody.
+FB_DEVICE void fb_ask_permit(Grid *g, Own *o) {
+  if (!g->limited || o->permitted) return;
+  const bool some = fb_in_crew() == 0 && (int)fb_load(&g->state->permits) > 0;
+  const u32 got = fb_tell(some ? fb_obtain(&g->state->permits, 1) : 0, 0);
   if (fb_in_crew() == 0) o->permitted = got == 1;
   fb_together();
+}
+// The same, if it was seen that it may be had; false then.
+FB_DEVICE bool fb_permit(Grid *g, Own *o, const Look *l) {
+  if (!g->limited || o->permitted || (int)(u32)(fb_seen(l, FB_IDLE_AT) >> 32) <= 0) return true;
+  fb_ask_permit(g, o);
   return false;
 }
 FB_DEVICE void fb_return_permit(Grid *g, Own *o) {
@@ -112,6 +117,8 @@ FB_DEVICE bool fb_find(Context *c) {
   if (o->count > 0) {
     const bool due = fb_in_crew() == 0 && fb_due(&o->looked);
     if (!fb_tell(o->turns % FB_LOOK == 0 || due, 0)) return true;
+    // Who has work of his own looks at what is urgent, too.
+    fb_ask_permit(g, o);
   }
   Look l;
   fb_aim(g, o, &l);
@@ -155,7 +162,8 @@ FB_DEVICE bool fb_find(Context *c) {
     // Where there was nothing, there is nothing until something is different.
     const bool nothing = marks == 0 && !behind[0] && !behind[1] && known == stop && settled;
     Look last;
-    if (!nothing) fb_aim(g, o, &l);
+    if (nothing) fb_aim_less(&l);
+    else fb_aim(g, o, &l);
     do {
       if ((round & 255) == 0 && fb_in_crew() == 0) fb_note(&g->beats[c->block].epoch, ++o->epoch);
       fb_idle(round++);

@@ -115,6 +115,11 @@ TASK(gathered) {
   count(arg(t, 0), t->count);
   fb_release_many(c, (u32)arg(t, 1), (u32)t->count);
 }
+TASK(again) {
+  // Makes itself anew until somebody lifts the gate.
+  if (fb_lane() == 0 && fb_load_sys((const u32 *)arg(t, 0)) == 0) fb_spawn(c, FN_again, 0, 1, t->args, 8);
+}
+TASK(lift) { if (fb_lane() == 0) fb_store_sys((u32 *)arg(t, 0), 1); }
 TASK_PER_THREAD(thread_adds) { count(arg(t, 0), i); }
 TASK_PER_WARP(warp_adds) { if (fb_in_warp() == 0) count(arg(t, 0), i); }
 TASK(order) {
@@ -124,7 +129,9 @@ TASK(order) {
 }
 "#;
 
-const FUNCTIONS: [&str; 17] = [
+const FUNCTIONS: [&str; 19] = [
+    "again",
+    "lift",
     "gather",
     "gathered",
     "add",
@@ -266,6 +273,17 @@ fn what_is_urgent_comes_first() {
     // SAFETY: all tasks that write it are done.
     let list = unsafe { std::ptr::read_volatile(&*list) };
     assert_eq!(list[1..11], [10, 11, 12, 13, 14, 0, 1, 2, 3, 4]);
+}
+
+/// Also when the block never runs out of its own.
+#[test]
+fn what_is_urgent_comes_between_tasks_that_make_tasks() {
+    let Some(g) = start(builder().blocks(1)) else { return };
+    let gate = Box::new(std::sync::atomic::AtomicU32::new(0));
+    let again = g.submit(call(&g, "again", &[address(&*gate)])).unwrap();
+    let lift = g.submit(call(&g, "lift", &[address(&*gate)]).urgent()).unwrap();
+    g.wait_for(lift, Duration::from_secs(20)).map_err(|(e, _)| e).unwrap();
+    g.wait(again).unwrap();
 }
 
 #[test]
@@ -678,7 +696,8 @@ fn the_device_code_compiles_for_gpus() {
 }
 
 /// What holds of a grid on the CPU holds of one whose rings are in device memory, and of one that has none of that.
-const EVERYWHERE: [&str; 15] = [
+const EVERYWHERE: [&str; 16] = [
+    "what_is_urgent_comes_between_tasks_that_make_tasks",
     "every_task_is_done_once_and_answers_its_own_ticket",
     "ranges_trees_and_diamonds_are_whole",
     "what_is_urgent_comes_first",
