@@ -281,6 +281,8 @@ fn what_is_urgent_comes_between_tasks_that_make_tasks() {
     let Some(g) = start(builder().blocks(1)) else { return };
     let gate = Box::new(std::sync::atomic::AtomicU32::new(0));
     let again = g.submit(call(&g, "again", &[address(&*gate)])).unwrap();
+    // It is at it by then.
+    std::thread::sleep(Duration::from_millis(100));
     let lift = g.submit(call(&g, "lift", &[address(&*gate)]).urgent()).unwrap();
     g.wait_for(lift, Duration::from_secs(20)).map_err(|(e, _)| e).unwrap();
     g.wait(again).unwrap();
