@@ -240,7 +240,8 @@ FB_DEVICE bool fb_begin_single(Context *c, Task *t) {
   fb_hold(&c->own->held, t);
   if (t->priority & FB_LIMITED) {
     if (fb_load(&c->grid->roots[t->root].status) & FB_OUT_OF_FUEL) return false;
-    if (!fb_burn(c, 1)) return false;
+    // A range of tasks that were submitted together is none itself.
+    if (t->function != FB_EACH && !fb_burn(c, 1)) return false;
   }
   fb_split(c, t);
   return true;
@@ -277,11 +278,11 @@ FB_DEVICE void fb_do(Context *c, const Task *t) {
       for (u32 k = 0; k < sizeof one / 8; k++) ((u64 *)&one)[k] = fb_peek64_sys((const u64 *)&c->grid->calls[i] + k);
       one.root = c->root;
       one.priority = c->priority;
-      if (!fb_burn(c, 1)) return;
       if (fb_kind(one.function) != FB_BY_THREAD) {
         if (!fb_spawn(c, one.function, one.first, one.count, one.args, sizeof one.args)) fb_fail(c->grid, c->root, FB_NO_ROOM);
         continue;
       }
+      if (!fb_burn(c, 1)) return;
       c->item = 0;
       c->items = 1;
     }

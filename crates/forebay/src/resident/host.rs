@@ -21,6 +21,10 @@ const NAP: Duration = Duration::from_micros(50);
 /// A block that is busy and whose heart has stood still for so long is stuck.
 const STILL: Duration = Duration::from_secs(1);
 
+/// Roots that an attempt to submit looks at, in two places each: so many that most find one, so few that an attempt in vain
+/// is cheap.
+const LOOKS: usize = 32;
+
 /// How long dropping a grid waits for its blocks.
 const LEAVE: Duration = Duration::from_secs(1);
 
@@ -68,8 +72,9 @@ pub(super) struct Producer {
     tail: u32,
     /// As many as the ring has slots.
     pub(super) roots: Vec<Root>,
-    /// Where the search for a free one goes on.
+    /// Where the search for a free one goes on: behind the last one that was found; and anywhere, piece by piece.
     next: usize,
+    anywhere: usize,
     /// Completions whose place was needed before they were fetched.
     kept: HashMap<u32, (u32, [u8; RESULT])>,
 }
@@ -163,15 +168,19 @@ impl Shared {
 
     /// A root that is free, if there is one, for a new ticket (rule 2 of the protocol). The ring is locked.
     fn free_root(&self, ring: usize, p: &mut Producer) -> Option<usize> {
-        for _ in 0..p.roots.len() {
-            let root = p.next;
-            p.next = (root + 1) & (p.roots.len() - 1);
+        // Most tasks end in the order in which they began; those that take long are passed by.
+        let (n, from) = (p.roots.len(), p.anywhere);
+        let looked = 0..LOOKS.min(n);
+        p.anywhere = (from + LOOKS) & (n - 1);
+        for root in looked.clone().map(|i| p.next + i).chain(looked.map(|i| from + i)).map(|i| i & (n - 1)) {
             let Root { number, wanted } = p.roots[root];
-            let Some(before) = number else { return Some(root) };
-            let Some(done) = self.fetch(ring, root, before) else { continue };
-            if wanted {
-                p.kept.insert(before, done);
+            if let Some(before) = number {
+                let Some(done) = self.fetch(ring, root, before) else { continue };
+                if wanted {
+                    p.kept.insert(before, done);
+                }
             }
+            p.next = (root + 1) & (n - 1);
             return Some(root);
         }
         None
@@ -274,8 +283,15 @@ pub struct Grid {
 impl Grid {
     pub(super) fn start(with: &Builder, site: Box<dyn Site>) -> Result<Self> {
         let (rings, host) = ([with.sizes.ring; 2], site.host_side());
-        let producer =
-            |n: usize| Mutex::new(Producer { tail: 0, roots: vec![Root::default(); n], next: 0, kept: HashMap::new() });
+        let producer = |n: usize| {
+            Mutex::new(Producer {
+                tail: 0,
+                roots: vec![Root::default(); n],
+                next: 0,
+                anywhere: 0,
+                kept: HashMap::new(),
+            })
+        };
         let blocks = site.blocks();
         let shared = Arc::new(Shared {
             site,

@@ -67,6 +67,9 @@ macro_rules! shared {
             #[repr(C, align($align))]
             pub struct $name { $($(#[$fdoc])* pub $field: $ty,)* }
 
+            // SAFETY: nothing but integers and pointers, for which zeros are valid.
+            unsafe impl bytemuck::Zeroable for $name {}
+
             impl InC for $name {
                 fn declare(name: &str) -> String {
                     format!("struct {} {name}", stringify!($name))
@@ -138,7 +141,7 @@ shared! {
         count: u64,
         /// 0 before 1.
         priority: u32,
-        /// Where it is counted (docs/resident.md, rule 7): 0 by its block, 1 in its root's `remaining`, 2 nowhere, since it is
+        /// Where it is counted (docs/resident.md, rule 8): 0 by its block, 1 in its root's `remaining`, 2 nowhere, since it is
         /// all that there is of its root.
         counted: u32,
         /// Arguments.

@@ -27,9 +27,9 @@ unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
 
-fn zeroed<T>(n: usize) -> Box<[T]> {
-    // SAFETY: all types of the layout are integers and pointers, for which zeros are valid.
-    (0..n).map(|_| unsafe { std::mem::zeroed() }).collect()
+/// Not touched, so that it takes no memory before it is used.
+fn zeroed<T: bytemuck::Zeroable>(n: usize) -> Box<[T]> {
+    bytemuck::zeroed_slice_box(n)
 }
 
 fn queue(cells: &mut [Cell]) -> Queue {
@@ -47,10 +47,8 @@ impl Memory {
         let heap_at = heap.as_mut().map_or(std::ptr::null_mut(), Heap::address);
         let mut m = Box::new(Memory {
             _heap: heap,
-            // SAFETY: as in `zeroed`.
-            grid: Box::new(unsafe { std::mem::zeroed() }),
-            // SAFETY: as in `zeroed`.
-            state: Box::new(unsafe { std::mem::zeroed() }),
+            grid: bytemuck::zeroed_box(),
+            state: bytemuck::zeroed_box(),
             slots: rings.map(zeroed),
             done: zeroed(roots),
             roots: zeroed(roots),

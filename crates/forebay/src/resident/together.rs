@@ -22,8 +22,6 @@ pub(super) struct Together {
     next: usize,
     /// Ring, root and number of the ticket that each was used for last.
     used: [Option<(usize, usize, u32)>; PIECES],
-    /// As it is to be in the table.
-    image: Vec<Task>,
 }
 
 impl Grid {
@@ -36,27 +34,28 @@ impl Grid {
     /// As [`Grid::submit`]. None of a ticket's tasks is submitted when something is wrong with one of them; those of the tickets
     /// before it are.
     pub fn submit_all(&self, calls: impl IntoIterator<Item = Call>) -> Result<Vec<Ticket>> {
-        let (mut calls, mut tickets) = (calls.into_iter(), Vec::new());
-        while let Some(ticket) = self.submit_piece(calls.by_ref().take(TOGETHER))? {
-            tickets.push(ticket);
+        let (mut calls, mut tickets, mut image) = (calls.into_iter(), Vec::new(), Vec::new());
+        loop {
+            image.clear();
+            let (mut fuel, mut urgent) = (Some(0u32), false);
+            for c in calls.by_ref().take(TOGETHER) {
+                self.check(&c)?;
+                urgent |= image.is_empty() && c.urgent;
+                fuel = fuel.filter(|_| c.fuel > 0).map(|sum| sum.saturating_add(c.fuel));
+                let (function, first, count, args) = (c.function, c.first, c.count, c.args);
+                image.push(Task { function, root: 0, first, count, priority: 0, counted: 0, args });
+            }
+            if image.is_empty() {
+                return Ok(tickets);
+            }
+            tickets.push(self.submit_piece(&image, fuel.unwrap_or(0), urgent)?);
         }
-        Ok(tickets)
     }
 
-    fn submit_piece(&self, calls: impl Iterator<Item = Call>) -> Result<Option<Ticket>> {
+    /// `image` is as it is to be in the table, [`TOGETHER`] tasks at most.
+    fn submit_piece(&self, image: &[Task], fuel: u32, urgent: bool) -> Result<Ticket> {
         let s = &self.shared;
         let mut together = s.together.lock().unwrap_or_else(PoisonError::into_inner);
-        let together = &mut *together;
-        together.image.clear();
-        let (mut fuel, mut urgent) = (Some(0u32), None);
-        for c in calls {
-            self.check(&c)?;
-            urgent = urgent.or(Some(c.urgent));
-            fuel = fuel.filter(|_| c.fuel > 0).map(|sum| sum.saturating_add(c.fuel));
-            let (function, first, count, args) = (c.function, c.first, c.count, c.args);
-            together.image.push(Task { function, root: 0, first, count, priority: 0, counted: 0, args });
-        }
-        let Some(urgent) = urgent else { return Ok(None) };
         let piece = together.next;
         if let Some((ring, root, number)) = together.used[piece] {
             let over = || {
@@ -71,11 +70,10 @@ impl Grid {
                 self.rest(begun)?;
             }
         }
-        let n = together.image.len();
-        // SAFETY: the piece has room for `TOGETHER` tasks, of which there are no more; nobody reads it: the range that it was
-        // used for is done.
+        let n = image.len().min(TOGETHER);
+        // SAFETY: the piece has room for `TOGETHER` tasks; nobody reads it: the range that it was used for is done.
         unsafe {
-            let (from, to) = (together.image.as_ptr(), s.host.calls.add(piece * TOGETHER));
+            let (from, to) = (image.as_ptr(), s.host.calls.add(piece * TOGETHER));
             if s.host.mapped {
                 streaming::store(streaming::Width::widest(), from.cast(), to.cast(), n * size_of::<Task>());
             } else {
@@ -83,11 +81,11 @@ impl Grid {
             }
         }
         let each = Call::new(s.known.load(Ordering::Relaxed));
-        let mut each = each.range((piece * TOGETHER) as u64, n as u64).fuel(fuel.unwrap_or(0));
+        let mut each = each.range((piece * TOGETHER) as u64, n as u64).fuel(fuel);
         each.urgent = urgent;
         let ticket = self.enter_when_free(&each)?;
         together.used[piece] = Some((ticket.ring, ticket.root, ticket.number));
         together.next = (piece + 1) % PIECES;
-        Ok(Some(ticket))
+        Ok(ticket)
     }
 }

@@ -119,6 +119,12 @@ TASK(again) {
   // Makes itself anew until somebody lifts the gate.
   if (fb_lane() == 0 && fb_load_sys((const u32 *)arg(t, 0)) == 0) fb_spawn(c, FN_again, 0, 1, t->args, 8);
 }
+TASK(pend) {
+  // Is not done before somebody else releases what waits.
+  const u64 args[2] = {20, 3};
+  if (fb_lane() == 0) fb_store_sys((u32 *)arg(t, 0), fb_node(c, 1, FN_add, 0, 1, args, sizeof args) + 1);
+}
+TASK(unpend) { if (fb_lane() == 0) fb_release(c, (u32)arg(t, 0)); }
 TASK(lift) { if (fb_lane() == 0) fb_store_sys((u32 *)arg(t, 0), 1); }
 TASK_PER_THREAD(thread_adds) { count(arg(t, 0), i); }
 TASK_PER_WARP(warp_adds) { if (fb_in_warp() == 0) count(arg(t, 0), i); }
@@ -129,7 +135,9 @@ TASK(order) {
 }
 "#;
 
-const FUNCTIONS: [&str; 19] = [
+const FUNCTIONS: [&str; 21] = [
+    "pend",
+    "unpend",
     "again",
     "lift",
     "gather",
@@ -370,10 +378,11 @@ fn many_are_submitted_together() {
     assert!(g.submit_all([]).unwrap().is_empty());
     // What is wrong with one is known before any of its ticket is submitted; what goes wrong with one, all of its ticket hear.
     assert!(matches!(g.submit_all([calls[0], Call::new(99)]), Err(Error::NoFunction { .. })));
-    let mut tickets = g.submit_all(calls[..100].iter().map(|c| c.fuel(1))).unwrap();
-    // Each takes a unit for itself, and the range that they are takes one.
-    assert!(matches!(g.wait(tickets.remove(0)), Err(Error::OutOfFuel { .. })));
-    g.wait(g.submit_all(calls[2..100].iter().map(|c| c.fuel(2))).unwrap().remove(0)).unwrap();
+    // Each takes a unit for itself, and no more, however they are divided among the blocks.
+    g.wait(g.submit_all(calls[..1000].iter().map(|c| c.fuel(1))).unwrap().remove(0)).unwrap();
+    let endless = [call(&g, "endless", &[]).fuel(1), calls[2].fuel(1), calls[3].fuel(1)];
+    let limited = g.wait(g.submit_all(endless).unwrap().remove(0)).unwrap_err();
+    assert!(matches!(limited, Error::OutOfFuel { .. }), "{limited}");
     // One grid at a time is loaded.
     drop(g);
     let Some(g) = start(builder().blocks(1).aside(0).queue(2)) else { return };
@@ -397,6 +406,25 @@ fn who_takes_long_keeps_nobody_waiting_as_long_as_a_block_is_free() {
     gate.store(1, Ordering::Release);
     for t in long {
         g.wait(t).unwrap();
+    }
+}
+
+/// Far more that are not done for long than an attempt to submit looks at.
+#[test]
+fn what_is_free_is_found_behind_many_that_take_long() {
+    let Some(g) = start(builder().blocks(1).ring(128)) else { return };
+    let nodes: Vec<_> = (0..100).map(|_| Box::new(std::sync::atomic::AtomicU32::new(0))).collect();
+    let long: Vec<_> = nodes.iter().map(|n| g.submit(call(&g, "pend", &[address(&**n)])).unwrap()).collect();
+    for i in 0..300 {
+        let quick = g.submit(call(&g, "add", &[i, 1])).unwrap();
+        let done = g.wait_for(quick, Duration::from_secs(20)).map_err(|(e, _)| e);
+        assert_eq!(done.unwrap().result_as::<u64>(), i + 1);
+    }
+    for (n, t) in nodes.iter().zip(long) {
+        assert!(!t.is_done());
+        let number = u64::from(n.load(Ordering::Acquire) - 1);
+        g.wait(g.submit(call(&g, "unpend", &[number])).unwrap()).unwrap();
+        assert_eq!(g.wait(t).unwrap().result_as::<u64>(), 23);
     }
 }
 
@@ -698,7 +726,8 @@ fn the_device_code_compiles_for_gpus() {
 }
 
 /// What holds of a grid on the CPU holds of one whose rings are in device memory, and of one that has none of that.
-const EVERYWHERE: [&str; 16] = [
+const EVERYWHERE: [&str; 17] = [
+    "what_is_free_is_found_behind_many_that_take_long",
     "what_is_urgent_comes_between_tasks_that_make_tasks",
     "every_task_is_done_once_and_answers_its_own_ticket",
     "ranges_trees_and_diamonds_are_whole",
