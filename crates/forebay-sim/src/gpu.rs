@@ -239,12 +239,14 @@ impl World {
         self.judge_interactive();
         if self.interactive.values().any(|never_rests| *never_rests) {
             // What it takes beyond its reserve depends on how it is classed from moment to moment; the others share what
-            // is left of the time in proportion, and that is at least so much.
+            // is left of the time in proportion, and that is at least so much, but for the windows that anybody may be
+            // behind by: who is due less than a window may have none in a stretch.
             let one_more = Member { id: 0, class: Class::Normal, nice: 0, active: true };
             let want = shares(&[members.as_slice(), &[one_more]].concat());
             for ((m, want), got) in members.iter().zip(want).zip(got) {
                 let least = want * (WHOLE - reserve::SHARE) / WHOLE * 7 / 10;
-                if m.class != Class::Background && got * WHOLE / STRETCH_US < least {
+                let behind = self.agent.bound_ns() / 1000 * WHOLE / STRETCH_US;
+                if m.class != Class::Background && got * WHOLE / STRETCH_US + behind < least {
                     self.violations
                         .push(format!("{m:?} had {got} µs beside one that never rests: {least} millionths due"));
                 }
@@ -286,8 +288,9 @@ mod tests {
     use super::*;
 
     /// 178: an idle background process was suspended with everybody else and never came back. 65, 142: an idle process was
-    /// alone on the GPU, held it in the log's eyes, and others waited for ever.
-    const FOUND: [u64; 3] = [178, 65, 142];
+    /// alone on the GPU, held it in the log's eyes, and others waited for ever. 1795384038: of somebody who was due a
+    /// third of a window the oracle wanted to see it within a stretch.
+    const FOUND: [u64; 4] = [178, 65, 142, 1_795_384_038];
 
     #[test]
     fn the_oracles_are_content_with_the_service() {

@@ -146,6 +146,11 @@ impl<M: Meter> Agent<M> {
         }
     }
 
+    /// Nobody with work all the time is further from its share of the windows than this, ns ([`Divider::bound_ns`]).
+    pub fn bound_ns(&self) -> u64 {
+        self.divider.bound_ns()
+    }
+
     /// Whether a process may have this class.
     ///
     /// # Errors
