@@ -3,6 +3,7 @@
 //     FbHeap heap;
 //     if (fb_heap_create(&heap, 1ull << 30) != cudaSuccess) …   // a GiB, all of it for pieces but 1.6 %
 //     kernel<<<blocks, threads>>>(heap.device, …);               // in it: fb_malloc(heap, bytes), fb_free(heap, pointer)
+//                                                                // (not in a kernel that sets a heap up itself)
 //     HeapUse use;
 //     fb_heap_see(&heap, &use);                                  // while no kernel uses it
 //     fb_heap_destroy(&heap);
@@ -36,7 +37,7 @@ static inline cudaError_t fb_heap_create(FbHeap *heap, u64 bytes) {
   if (e == cudaSuccess) e = cudaMalloc((void **)&ok, sizeof *ok);
   if (e == cudaSuccess) {
     // As many hints as warps that are awake at a time on a processor; few for a small heap.
-    fb_heap_setup<<<4 * processors, 256>>>(heap->memory, bytes, (u32)processors, bytes >= 64u << 20 ? 32 : 4, ok);
+    fb_heap_setup<<<4 * processors, 256>>>(heap->memory, bytes, (u32)processors, bytes >= 256u << 20 ? 64 : 4, ok);
     e = cudaMemcpy(&done, ok, sizeof done, cudaMemcpyDeviceToHost);
   }
   cudaFree(ok);

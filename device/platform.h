@@ -22,6 +22,28 @@ FB_DEVICE u64 fb_peek64_sys(const u64 *p) { u64 v; asm volatile("ld.relaxed.sys.
 FB_DEVICE u32 fb_peek(const u32 *p) { u32 v; asm volatile("ld.relaxed.gpu.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory"); return v; }
 // Adds, and waits for nothing.
 FB_DEVICE void fb_bump(u32 *p, u32 v) { asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" :: "l"(p), "r"(v) : "memory"); }
+FB_DEVICE u64 fb_peek64(const u64 *p) { u64 v; asm volatile("ld.relaxed.gpu.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory"); return v; }
+FB_DEVICE void fb_mark(u32 *p, u32 v) { asm volatile("st.relaxed.gpu.u32 [%0], %1;" :: "l"(p), "r"(v) : "memory"); }
+FB_DEVICE void fb_mark64(u64 *p, u64 v) { asm volatile("st.relaxed.gpu.u64 [%0], %1;" :: "l"(p), "l"(v) : "memory"); }
+// What nothing changes while the kernel runs: read once, however often it is asked for.
+template <class T> FB_DEVICE T fb_kept(const T *p) {
+  static_assert(sizeof(T) == 8 || sizeof(T) == 4, "a word");
+  if (sizeof(T) == 8) {
+    u64 v;
+    asm("ld.global.nc.u64 %0, [%1];" : "=l"(v) : "l"(p));
+    return (T)v;
+  }
+  u32 v;
+  asm("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(p));
+  return (T)(u64)v;
+}
+// These wait for no stores, and what comes after them is not told so; but what follows from their values, as an address or
+// in a branch, comes after them.
+FB_DEVICE u32 fb_count(u32 *p, u32 v) { u32 o; asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;" : "=r"(o) : "l"(p), "r"(v) : "memory"); return o; }
+FB_DEVICE u64 fb_strike64(u64 *p, u64 v) { u64 o; asm volatile("atom.relaxed.gpu.global.and.b64 %0, [%1], %2;" : "=l"(o) : "l"(p), "l"(v) : "memory"); return o; }
+FB_DEVICE u64 fb_try64(u64 *p, u64 is, u64 v) { u64 o; asm volatile("atom.relaxed.gpu.global.cas.b64 %0, [%1], %2, %3;" : "=l"(o) : "l"(p), "l"(is), "l"(v) : "memory"); return o; }
+// What was done before it is seen by whoever acts on these bits.
+FB_DEVICE u64 fb_release64(u64 *p, u64 v) { u64 o; asm volatile("atom.release.gpu.global.or.b64 %0, [%1], %2;" : "=l"(o) : "l"(p), "l"(v) : "memory"); return o; }
 // A compare-and-swap that waits for no stores. Loads whose values were used before it are before it.
 FB_DEVICE u32 fb_try(u32 *p, u32 is, u32 v) { u32 o; asm volatile("atom.relaxed.gpu.global.cas.b32 %0, [%1], %2, %3;" : "=r"(o) : "l"(p), "r"(is), "r"(v) : "memory"); return o; }
 // What was done before is seen, on the device, before what is done after.
@@ -86,6 +108,24 @@ FB_DEVICE u32 fb_votes(bool yes) { return __ballot_sync(~0u, yes); }
 FB_DEVICE u32 fb_tell(u32 v, u32 from) { return __shfl_sync(~0u, v, from); }
 FB_DEVICE u64 fb_tell64(u64 v, u32 from) { return __shfl_sync(~0u, v, from); }
 FB_DEVICE void fb_together(void) { __syncwarp(); }
+// Lanes of a warp that happen to be at the same place. Then, for all of them at once (groups of them would be served one
+// after another, and come apart): who of them says the same, whether all or some do, what one of them says, all their bits,
+// and a place where they meet: what each did before is done for all.
+FB_DEVICE u32 fb_present(void) { return __activemask(); }
+FB_DEVICE u32 fb_alike(u32 present, u32 v) { return __match_any_sync(present, v); }
+FB_DEVICE bool fb_all_alike(u32 present, u32 v) { int all; __match_all_sync(present, v, &all); return all; }
+FB_DEVICE bool fb_some_say(u32 present, bool yes) { return __any_sync(present, yes); }
+FB_DEVICE u64 fb_from(u32 present, u64 v, u32 lane) { return __shfl_sync(present, v, lane); }
+FB_DEVICE void fb_meet(u32 present) { __syncwarp(present); }
+FB_DEVICE u32 fb_union(u32 present, u32 bits) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_or_sync(present, bits);
+#else
+  u32 all = 0;
+  for (u32 rest = present; rest; rest &= rest - 1) all |= __shfl_sync(present, bits, fb_lowest(rest));
+  return all;
+#endif
+}
 FB_DEVICE u64 fb_cycles(void) { return (u64)clock64(); }
 
 #else
@@ -106,6 +146,15 @@ FB_DEVICE u64 fb_load64_sys(const u64 *p) { FB_STEP(); return __atomic_load_n(p,
 FB_DEVICE u64 fb_peek64_sys(const u64 *p) { FB_STEP(); return __atomic_load_n(p, __ATOMIC_RELAXED); }
 FB_DEVICE u32 fb_peek(const u32 *p) { FB_STEP(); return __atomic_load_n(p, __ATOMIC_RELAXED); }
 FB_DEVICE void fb_bump(u32 *p, u32 v) { FB_STEP(); __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
+// What a GPU does in order because one needs the other's value, the CPU is told.
+FB_DEVICE u64 fb_peek64(const u64 *p) { FB_STEP(); return __atomic_load_n(p, __ATOMIC_SEQ_CST); }
+FB_DEVICE void fb_mark(u32 *p, u32 v) { FB_STEP(); __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+FB_DEVICE void fb_mark64(u64 *p, u64 v) { FB_STEP(); __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+template <class T> FB_DEVICE T fb_kept(const T *p) { return *p; }
+FB_DEVICE u32 fb_count(u32 *p, u32 v) { FB_STEP(); return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
+FB_DEVICE u64 fb_strike64(u64 *p, u64 v) { FB_STEP(); return __atomic_fetch_and(p, v, __ATOMIC_ACQUIRE); }
+FB_DEVICE u64 fb_try64(u64 *p, u64 is, u64 v) { FB_STEP(); __atomic_compare_exchange_n(p, &is, v, false, __ATOMIC_SEQ_CST, __ATOMIC_ACQUIRE); return is; }
+FB_DEVICE u64 fb_release64(u64 *p, u64 v) { FB_STEP(); return __atomic_fetch_or(p, v, __ATOMIC_SEQ_CST); }
 FB_DEVICE u32 fb_try(u32 *p, u32 is, u32 v) { FB_STEP(); __atomic_compare_exchange_n(p, &is, v, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE); return is; }
 // Nothing to do: what follows it here is stored with release.
 FB_DEVICE void fb_fence(void) {}
@@ -127,7 +176,7 @@ FB_DEVICE u64 fb_load64(const u64 *p) { FB_STEP(); return __atomic_load_n(p, __A
 FB_DEVICE void fb_store64(u64 *p, u64 v) { FB_STEP(); __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 FB_DEVICE u64 fb_add64(u64 *p, u64 v) { FB_STEP(); return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL); }
 FB_DEVICE u64 fb_or64(u64 *p, u64 v) { FB_STEP(); return __atomic_fetch_or(p, v, __ATOMIC_ACQ_REL); }
-FB_DEVICE u64 fb_and64(u64 *p, u64 v) { FB_STEP(); return __atomic_fetch_and(p, v, __ATOMIC_ACQ_REL); }
+FB_DEVICE u64 fb_and64(u64 *p, u64 v) { FB_STEP(); return __atomic_fetch_and(p, v, __ATOMIC_SEQ_CST); }
 FB_DEVICE u64 fb_cas64(u64 *p, u64 is, u64 v) { FB_STEP(); __atomic_compare_exchange_n(p, &is, v, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE); return is; }
 FB_DEVICE u32 fb_ones(u32 v) { return (u32)__builtin_popcount(v); }
 FB_DEVICE u32 fb_lowest(u64 v) { return (u32)__builtin_ctzll(v); }
@@ -139,12 +188,12 @@ FB_DEVICE u32 fb_processor(void) {
   if (mine == 0) mine = __atomic_add_fetch(&next, 1, __ATOMIC_RELAXED);
   return mine - 1;
 }
-FB_DEVICE u32 fb_warp(void) { return 0; }
 FB_DEVICE void fb_relax(void) { sched_yield(); }
 // Cores are not the grid's own: after a while it looks only now and then.
 FB_DEVICE void fb_idle(u32 round) { if (round < 4000) sched_yield(); else usleep(100); }
 // A test may give a block several lanes, each a thread: then it says what is in the other branch.
 #ifndef FB_LANES
+FB_DEVICE u32 fb_warp(void) { return 0; }
 FB_DEVICE u32 fb_lane(void) { return 0; }
 FB_DEVICE u32 fb_lanes(void) { return 1; }
 FB_DEVICE void fb_barrier(void) {}
@@ -155,6 +204,13 @@ FB_DEVICE u32 fb_votes(bool yes) { return yes; }
 FB_DEVICE u32 fb_tell(u32 v, u32 from) { return v; }
 FB_DEVICE u64 fb_tell64(u64 v, u32 from) { return v; }
 FB_DEVICE void fb_together(void) {}
+FB_DEVICE u32 fb_present(void) { return 1; }
+FB_DEVICE u32 fb_alike(u32, u32) { return 1; }
+FB_DEVICE bool fb_all_alike(u32, u32) { return true; }
+FB_DEVICE bool fb_some_say(u32, bool yes) { return yes; }
+FB_DEVICE u64 fb_from(u32, u64 v, u32) { return v; }
+FB_DEVICE u32 fb_union(u32, u32 bits) { return bits; }
+FB_DEVICE void fb_meet(u32) {}
 FB_DEVICE u32 fb_here_add(u32 *p, u32 v) { const u32 is = *p; *p += v; return is; }
 FB_DEVICE void fb_here_min(u32 *p, u32 v) { if (v < *p) *p = v; }
 #endif

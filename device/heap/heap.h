@@ -15,6 +15,11 @@
 #define FB_CLASSES 40u
 #define FB_LARGEST_SLOT 32768u
 
+// Words that are looked at together: one takes as long as all of them.
+#define FB_SEEN 8u
+// The rank of a lane that has its slot: far behind all others, whatever is taken from it.
+#define FB_SERVED 0xFFFFFFFFu
+
 // A page's kind: none of these is a class + 1.
 #define FB_PAGE_FREE 0u
 #define FB_PAGE_LARGE 254u
@@ -29,7 +34,7 @@
 // Freed before.
 #define FB_DOUBLE 3u
 
-// Sets of pages: one for each class, of pages that have room and no home; then these.
+// Sets of pages: one for each class, of pages that have room; then these.
 #define FB_SET_POOL FB_CLASSES
 #define FB_SET_EMPTY (FB_CLASSES + 1)
 #define FB_SETS (FB_CLASSES + 2)
@@ -49,15 +54,14 @@ struct alignas(128) Heap {
   HeapPage *page;
   u64 *words;
   PageSets sets;
-  // The page where a processor looks first, + 1, for each class.
-  u32 *homes;
-  // The word where a warp looks first, + 1, for each processor and class.
+  // The word where a warp looks first, + 1, for each processor and class; and the page where it looks then, + 1.
   u32 *hints;
+  u32 *homes;
   u32 processors;
   u32 warps;
-  // Attempts to retire a page that have begun, and that have ended.
-  u32 retiring;
-  u32 retired;
+  // Times that pages began to be moved between classes, or could not be seen for a while, and times that this ended.
+  u32 moving;
+  u32 moved;
   // Frees that were refused, by what was wrong with them; and the last such pointer.
   u64 bad[4];
   u64 last_bad;
@@ -73,7 +77,15 @@ FB_DEVICE u32 fb_class_bytes(u32 c) {
   return c < 4 ? (c + 1) * 16 : (5 + (c & 3)) << (4 + c / 4 - 1);
 }
 
-FB_DEVICE u32 fb_class_slots(u32 c) { return FB_PAGE / fb_class_bytes(c); }
+// How many slots of class c lie in the first `bytes` of a page: a slot is 1 to 8 times a power of two, and these are divided
+// by with a number of 15 bits, exactly up to 4096.
+FB_DEVICE u32 fb_slots_in(u32 c, u32 bytes) {
+  const u64 by[2] = {32769 | 16385 << 16 | 10923ull << 32 | 8193ull << 48, 6554 | 5462 << 16 | 4682ull << 32 | 4097ull << 48};
+  const u32 units = bytes >> (c < 4 ? 4 : 3 + c / 4);
+  return units * (u32)((c < 4 ? by[0] : by[1]) >> 16 * (c & 3) & 0xFFFF) >> 15;
+}
+
+FB_DEVICE u32 fb_class_slots(u32 c) { return fb_slots_in(c, FB_PAGE); }
 
 FB_DEVICE u32 fb_class_words(u32 c) { return (fb_class_slots(c) + 31) / 32; }
 
@@ -95,139 +107,198 @@ FB_DEVICE u32 fb_choose(u32 free, u32 n, u32 turn) {
   return r ? chosen << r | chosen >> (32 - r) : chosen;
 }
 
+FB_DEVICE u64 *fb_word(Heap *h, u32 word) { return &fb_kept(&h->words)[word]; }
+
+FB_DEVICE HeapPage *fb_page(Heap *h, u32 p) { return &fb_kept(&h->page)[p]; }
+
+// A page that was full has room now, or nothing in it is taken any more.
+FB_DEVICE void fb_tell_room(Heap *h, u32 c, u32 p, bool had_none, bool empty) {
+  if (had_none) fb_set_add(&h->sets, c, p);
+  // It is there already when nobody has looked for one since it was last empty. (Whoever takes it out of the set after
+  // this look sees that its slots are free.)
+  if (empty && !fb_set_has(&h->sets, FB_SET_EMPTY, p)) fb_set_add(&h->sets, FB_SET_EMPTY, p);
+}
+
 // Slots of a word are free again. The word as it was.
 FB_DEVICE u64 fb_give(Heap *h, u32 word, u32 c, u32 bits) {
   const u32 p = word / FB_PAGE_WORDS;
-  const u64 old = fb_or64(&h->words[word], bits);
+  const u64 old = fb_release64(fb_word(h, word), bits);
   const u32 fresh = bits & ~(u32)old;
   if (fresh == 0) return old;
   if ((u32)(old >> 32) != c + 1) {
     // Not a live slot: the page is no longer what it was when this was allocated. As if it had not happened.
-    fb_and64(&h->words[word], ~(u64)fresh);
+    fb_and64(fb_word(h, word), ~(u64)fresh);
     return old | bits;
   }
-  const u32 n = fb_ones(fresh), before = fb_add(&h->page[p].used, 0u - n);
-  const u32 slots = fb_class_slots(c);
-  if (before >= slots && before - n < slots) fb_set_add(&h->sets, c, p);
-  if (before == n) fb_set_add(&h->sets, FB_SET_EMPTY, p);
+  const u32 n = fb_ones(fresh), before = fb_count(&fb_page(h, p)->used, 0u - n), slots = fb_class_slots(c);
+  const bool had_none = before >= slots && before - n < slots;
+  if (had_none || before == n) fb_tell_room(h, c, p, had_none, before == n);
   return old;
 }
 
-// Takes up to `want` slots of a word, if it is of class c.
-FB_DEVICE u32 fb_claim(Heap *h, u32 word, u32 c, u32 want, u32 turn) {
-  const u64 seen = fb_load64(&h->words[word]);
+// What was taken belonged to another class meanwhile.
+FB_DEVICE void fb_give_back(Heap *h, u32 word, u32 c, u32 bits) { fb_give(h, word, c, bits); }
+
+// Takes up to `want` slots of a word, if it is of class c as it was just seen.
+FB_DEVICE u32 fb_claim(Heap *h, u32 word, u64 seen, u32 c, u32 want, u32 turn) {
   if ((u32)(seen >> 32) != c + 1 || (u32)seen == 0) return 0;
   const u32 mask = fb_choose((u32)seen, want, turn);
-  const u64 old = fb_and64(&h->words[word], ~(u64)mask);
+  const u64 old = fb_strike64(fb_word(h, word), ~(u64)mask);
   const u32 got = (u32)old & mask;
   if (got == 0) return 0;
-  fb_add(&h->page[word / FB_PAGE_WORDS].used, fb_ones(got));
+  fb_bump(&fb_page(h, word / FB_PAGE_WORDS)->used, fb_ones(got));
   const u32 now = (u32)(old >> 32);
   if (now == c + 1) return got;
   // The page became another class's between both looks: what was taken is that one's.
-  fb_give(h, word, now - 1, got);
+  fb_give_back(h, word, now - 1, got);
   return 0;
 }
 
-// Takes up to `want` slots from anywhere in a page.
-FB_DEVICE u32 fb_claim_in(Heap *h, u32 p, u32 c, u32 want, u32 turn, u32 *word) {
-  const u32 n = fb_class_words(c);
-  for (u32 i = 0; i < n; i++) {
-    *word = p * FB_PAGE_WORDS + (i + turn) % n;
-    const u32 got = fb_claim(h, *word, c, want, turn);
-    if (got) return got;
+// Slots that were taken: their word, and bits of it. 0 is none.
+FB_DEVICE u64 fb_taken(u32 word, u32 bits) { return bits ? (u64)word << 32 | bits : 0; }
+
+// Which of the FB_SEEN words from `first` on have slots that are free. All are on their way before one is looked at.
+FB_DEVICE u32 fb_some(Heap *h, u32 first) {
+  u32 seen[FB_SEEN], some = 0;
+  for (u32 j = 0; j < FB_SEEN; j++) seen[j] = (u32)fb_peek64(fb_word(h, first + j));
+  for (u32 j = 0; j < FB_SEEN; j++) some |= (seen[j] != 0) << j;
+  return some;
+}
+
+// Takes up to `want` slots from anywhere in a page, from the word `from` or near it on.
+FB_DEVICE u64 fb_claim_in(Heap *h, u32 p, u32 c, u32 want, u32 from, u32 turn) {
+  const u32 groups = (fb_class_words(c) + FB_SEEN - 1) / FB_SEEN, first = from % FB_PAGE_WORDS / FB_SEEN;
+  const u32 used = fb_peek(&fb_page(h, p)->used);
+  for (u32 i = 0; i < groups; i++) {
+    // Words behind the last one of the class have no slots.
+    const u32 base = p * FB_PAGE_WORDS + (first + i) % groups * FB_SEEN;
+    u32 some = fb_some(h, base);
+    if (used >= fb_class_slots(c)) return 0;
+    while (some) {
+      const u32 later = some >> from % FB_SEEN << from % FB_SEEN, k = fb_lowest(later ? later : some);
+      const u32 got = fb_claim(h, base + k, fb_peek64(fb_word(h, base + k)), c, want, turn);
+      if (got) return fb_taken(base + k, got);
+      some &= ~(1u << k);
+    }
   }
   return 0;
+}
+
+// A page in a class's set turned out to have nothing: it stays if slots are still being counted, and goes if it is full or
+// another's.
+FB_DEVICE void fb_tidy(Heap *h, u32 c, u32 p) {
+  const u32 slots = fb_class_slots(c);
+  const HeapPage *page = fb_page(h, p);
+  if (fb_peek(&page->used) < slots && fb_peek(&page->kind) == c + 1) return;
+  if (!fb_set_take(&h->sets, c, p)) return;
+  // Whoever frees a slot from now on says so; who did meanwhile may have said so before it was taken out.
+  if (fb_load(&page->used) < slots && fb_load(&page->kind) == c + 1) fb_set_add(&h->sets, c, p);
 }
 
 // Makes a page that its class has no use for nobody's. The caller has taken it from the set of empty pages.
 FB_DEVICE bool fb_retire(Heap *h, u32 p) {
-  const u32 kind = fb_load(&h->page[p].kind);
+  const u32 kind = fb_load(&fb_page(h, p)->kind);
   if (kind == FB_PAGE_FREE || kind > FB_CLASSES) return false;
   const u32 c = kind - 1, n = fb_class_words(c);
-  u64 *words = &h->words[p * FB_PAGE_WORDS];
-  fb_add(&h->retiring, 1);
+  u64 *words = fb_word(h, p * FB_PAGE_WORDS);
   u32 taken = 0;
-  while (taken < n && fb_cas64(&words[taken], fb_word_full(c, taken), 0) == fb_word_full(c, taken)) taken++;
-  const bool all = taken == n;
-  if (all) {
+  while (taken < n && fb_try64(&words[taken], fb_word_full(c, taken), 0) == fb_word_full(c, taken)) taken++;
+  // All of it is free, and whoever has freed has counted it, by what is this class's.
+  if (taken == n && fb_load(&fb_page(h, p)->used) == 0) {
     fb_set_take(&h->sets, c, p);
-    fb_store(&h->page[p].kind, FB_PAGE_FREE);
-  } else {
-    // Somebody has a slot. (Of two who try to retire it the second gets not even the first word.)
-    while (taken-- > 0) fb_or64(&words[taken], fb_word_full(c, taken));
+    fb_store(&fb_page(h, p)->kind, FB_PAGE_FREE);
+    return true;
   }
-  fb_add(&h->retired, 1);
-  return all;
+  // Somebody has a slot, or is about to say that all is free. (Of two who try to retire it the second gets not even the first word.)
+  while (taken-- > 0) fb_or64(&words[taken], fb_word_full(c, taken));
+  return false;
 }
 
-// A page for class c, all of it free; FB_NO_PAGE when there is none.
+// A page for class c, all of it free and in its set; FB_NO_PAGE when there is none.
 FB_DEVICE u32 fb_new_page(Heap *h, u32 c, u32 turn) {
+  // Who finds nothing hides nothing: it must not make others look again.
+  if (!fb_set_any(&h->sets, FB_SET_POOL) && !fb_set_any(&h->sets, FB_SET_EMPTY)) return FB_NO_PAGE;
+  fb_add(&h->moving, 1);
   u32 p = fb_set_take_any(&h->sets, FB_SET_POOL, turn);
   while (p == FB_NO_PAGE) {
     // Each look takes a page from the set that some free put there: what it costs has been paid for.
     const u32 empty = fb_set_take_any(&h->sets, FB_SET_EMPTY, turn);
-    if (empty == FB_NO_PAGE) return FB_NO_PAGE;
+    if (empty == FB_NO_PAGE) break;
     if (fb_retire(h, empty)) p = empty;
   }
-  // First whose it is, then what it has: whoever has a slot may free it at once.
-  fb_store(&h->page[p].kind, c + 1);
-  for (u32 i = 0; i < fb_class_words(c); i++) fb_store64(&h->words[p * FB_PAGE_WORDS + i], fb_word_full(c, i));
+  if (p != FB_NO_PAGE) {
+    // First whose it is, then what it has: whoever has a slot may free it at once.
+    fb_mark(&fb_page(h, p)->kind, c + 1);
+    fb_fence();
+    for (u32 i = 0; i < fb_class_words(c); i++) fb_mark64(fb_word(h, p * FB_PAGE_WORDS + i), fb_word_full(c, i));
+    fb_set_add(&h->sets, c, p);
+  }
+  fb_add(&h->moved, 1);
   return p;
 }
 
-// The processor's page for the class is now p: what it leaves is for everybody.
-FB_DEVICE void fb_move_home(Heap *h, u32 c, u32 processor, u32 p) {
-  const u32 left = fb_exchange(&h->homes[processor * FB_CLASSES + c], p + 1);
-  if (left == 0 || left == p + 1) return;
-  // If it is full now, whoever frees one of its slots says so.
-  if (fb_load(&h->page[left - 1].used) < fb_class_slots(c)) fb_set_add(&h->sets, c, left - 1);
-}
-
-// Takes up to `want` slots of class c from wherever there are any.
-FB_DEVICE u32 fb_search(Heap *h, u32 c, u32 want, u32 processor, u32 turn, u32 *word) {
-  const u32 home = fb_load(&h->homes[processor * FB_CLASSES + c]);
-  u32 got = home ? fb_claim_in(h, home - 1, c, want, turn, word) : 0;
+// Takes up to `want` slots of class c from wherever there are any: from the page where the warp was last, behind the word
+// that it has used up; from the next ones in the set, all around; from a new one.
+FB_DEVICE u64 fb_search(Heap *h, u32 c, u32 want, u32 turn, u32 home, u32 last) {
+  const u32 from = home && last / FB_PAGE_WORDS == home - 1 ? last + 1 : turn;
+  u64 got = home ? fb_claim_in(h, home - 1, c, want, from, turn) : 0;
+  u32 p = home;
+  for (bool around = home == 0; got == 0;) {
+    p = fb_set_next(&h->sets, c, p);
+    if (p == FB_NO_PAGE || (around && home && p >= home)) {
+      if (around) break;
+      around = true;
+      p = 0;
+      continue;
+    }
+    got = fb_claim_in(h, p, c, want, turn, turn);
+    if (got == 0) fb_tidy(h, c, p++);
+  }
   while (got == 0) {
-    u32 p = fb_set_take_any(&h->sets, c, turn);
-    if (p == FB_NO_PAGE && (p = fb_new_page(h, c, turn)) == FB_NO_PAGE) break;
-    // A page may be in the set of a class that it has left.
-    if (fb_load(&h->page[p].kind) != c + 1) continue;
-    fb_move_home(h, c, processor, p);
-    got = fb_claim_in(h, p, c, want, turn, word);
-  }
-  // All that may be left is at home elsewhere.
-  for (u32 i = 1; got == 0 && i < h->processors; i++) {
-    const u32 other = fb_load(&h->homes[(processor + i) % h->processors * FB_CLASSES + c]);
-    if (other) got = fb_claim_in(h, other - 1, c, want, turn, word);
+    p = fb_new_page(h, c, turn);
+    if (p == FB_NO_PAGE) return 0;
+    got = fb_claim_in(h, p, c, want, turn, turn);
   }
   return got;
 }
 
-// Takes up to `want` slots (1 to 32) of class c: their word and bits; 0 when there are none.
-FB_DEVICE u32 fb_take_slots(Heap *h, u32 c, u32 want, u32 *word) {
-  const u32 processor = fb_processor() % h->processors, warp = fb_warp();
-  const u32 turn = processor * 7 + warp;
-  u32 *hint = &h->hints[(processor * FB_CLASSES + c) * h->warps + warp % h->warps];
-  const u32 hinted = fb_load(hint);
-  if (hinted) {
-    *word = hinted - 1;
-    const u32 got = fb_claim(h, *word, c, want, turn);
-    if (got) return got;
-  }
-  u32 got = 0, ended, begun;
+// Where a warp looks first for slots of class c, among hints and homes.
+FB_DEVICE u32 fb_place(Heap *h, u32 c) {
+  const u32 n = fb_kept(&h->processors), warps = fb_kept(&h->warps), processor = fb_processor(), warp = fb_warp();
+  return ((processor < n ? processor : processor % n) * FB_CLASSES + c) * warps + (warp < warps ? warp : warp % warps);
+}
+
+FB_DEVICE u32 fb_turn(void) { return fb_processor() * 7 + fb_warp(); }
+
+FB_DEVICE u64 fb_take_elsewhere(Heap *h, u32 c, u32 want, u32 last) {
+  const u32 place = fb_place(h, c), turn = fb_turn();
+  u32 *home = &fb_kept(&h->homes)[place];
+  u64 got = 0;
+  u32 ended, begun;
   do {
-    ended = fb_load(&h->retired);
-    got = fb_search(h, c, want, processor, turn, word);
-    begun = fb_load(&h->retiring);
-    // What somebody tries to retire cannot be seen for a moment: then what was not found may be there.
+    ended = fb_load(&h->moved);
+    got = fb_search(h, c, want, turn, fb_peek(home), last);
+    begun = fb_load(&h->moving);
+    // What somebody moves cannot be seen for a moment: then what was not found may be there.
   } while (got == 0 && begun != ended);
-  if (got) fb_store(hint, *word + 1);
+  if (got == 0) return 0;
+  const u32 word = (u32)(got >> 32);
+  fb_mark(&fb_kept(&h->hints)[place], word + 1);
+  fb_mark(home, word / FB_PAGE_WORDS + 1);
   return got;
 }
+
+// Takes up to `want` slots (1 to 32) of class c; 0 when there are none.
+FB_DEVICE u64 fb_take_slots(Heap *h, u32 c, u32 want) {
+  const u32 hinted = fb_peek(&fb_kept(&h->hints)[fb_place(h, c)]);
+  u32 got = 0;
+  if (hinted) got = fb_claim(h, hinted - 1, fb_peek64(fb_word(h, hinted - 1)), c, want, fb_turn());
+  return got ? fb_taken(hinted - 1, got) : fb_take_elsewhere(h, c, want, hinted - 1);
+}
+
 FB_DEVICE void *fb_slot(Heap *h, u32 word, u32 c, u32 bit) {
   const u64 slot = word % FB_PAGE_WORDS * 32 + bit;
-  return h->arena + ((u64)(word / FB_PAGE_WORDS) << FB_PAGE_SHIFT) + slot * fb_class_bytes(c);
+  return fb_kept(&h->arena) + ((u64)(word / FB_PAGE_WORDS) << FB_PAGE_SHIFT) + slot * fb_class_bytes(c);
 }
 
 // Takes pages [first, first + n) from the pool, all of them or none.
@@ -274,12 +345,15 @@ FB_DEVICE void *fb_malloc_large(Heap *h, u64 bytes) {
   u32 p = fb_take_pages(h, n);
   if (p == FB_NO_PAGE) {
     // What classes have no use for may fill the gap.
+    if (!fb_set_any(&h->sets, FB_SET_EMPTY)) return 0;
     bool any = false;
+    fb_add(&h->moving, 1);
     for (u32 e; (e = fb_set_take_any(&h->sets, FB_SET_EMPTY, 0)) != FB_NO_PAGE;)
       if (fb_retire(h, e)) {
         fb_set_add(&h->sets, FB_SET_POOL, e);
         any = true;
       }
+    fb_add(&h->moved, 1);
     if (!any || (p = fb_take_pages(h, n)) == FB_NO_PAGE) return 0;
   }
   for (u64 i = 1; i < n; i++) fb_store(&h->page[p + i].kind, FB_PAGE_TAIL);
@@ -307,71 +381,57 @@ FB_DEVICE u32 fb_free_large(Heap *h, u32 p) {
   return FB_FREED;
 }
 
-// The `n`th set bit.
+// The `n`th set bit; there is one.
 FB_DEVICE u32 fb_nth(u32 bits, u32 n) {
-  for (; n > 0; n--) bits &= bits - 1;
-  return fb_lowest(bits);
+  u32 at = 0;
+  for (u32 half = 16; half > 0; half /= 2) {
+    const u32 below = fb_ones(bits >> at & ((1u << half) - 1));
+    if (n < below) continue;
+    n -= below;
+    at += half;
+  }
+  return at;
 }
-
-#ifdef FB_GPU
 
 // Lanes that want the same size take their slots together.
 FB_DEVICE void *fb_malloc_slot(Heap *h, u32 c) {
-  const u32 peers = __match_any_sync(__activemask(), c);
-  const u32 lane = fb_in_warp(), leader = fb_lowest(peers);
+  const u32 present = fb_present(), peers = fb_alike(present, c), lane = fb_in_warp(), leader = fb_lowest(peers);
   u32 left = fb_ones(peers), rank = fb_ones(peers & ((1u << lane) - 1));
   void *mine = 0;
-  while (left > 0) {
-    u32 word = 0, bits = 0;
-    if (lane == leader) bits = fb_take_slots(h, c, left, &word);
-    bits = __shfl_sync(peers, bits, leader);
-    word = __shfl_sync(peers, word, leader);
-    if (bits == 0) break;
-    const u32 n = fb_ones(bits);
-    if (rank < n) mine = fb_slot(h, word, c, fb_nth(bits, rank));
+  do {
+    u64 taken = 0;
+    if (lane == leader && left > 0) taken = fb_take_slots(h, c, left);
+    taken = fb_from(present, taken, leader);
+    const u32 bits = (u32)taken, n = fb_ones(bits);
+    if (rank < n) mine = fb_slot(h, (u32)(taken >> 32), c, fb_nth(bits, rank));
     // Whoever has been served is behind all others.
-    rank = rank < n ? 0xFFFFFFFFu : rank == 0xFFFFFFFFu ? rank : rank - n;
-    left -= n;
-  }
+    rank = rank < n ? FB_SERVED : rank - n;
+    left = n ? left - n : 0;
+  } while (fb_some_say(present, left > 0));
+  // Before one of them frees it, it is counted.
+  fb_meet(present);
   return mine;
 }
 
-// Lanes that free slots of the same word free them together.
+// False when it was free. Lanes that free slots of one word free them together; otherwise each does, all at the same time.
 FB_DEVICE bool fb_free_slot(Heap *h, u32 word, u32 c, u32 bit) {
-  const u32 peers = __match_any_sync(__activemask(), word);
-  const u32 lane = fb_in_warp(), leader = fb_lowest(peers), mine = 1u << bit;
-#if __CUDA_ARCH__ >= 800
-  const u32 bits = __reduce_or_sync(peers, mine);
-#else
-  u32 bits = 0;
-  for (u32 rest = peers; rest; rest &= rest - 1) bits |= __shfl_sync(peers, mine, fb_lowest(rest));
-#endif
-  const bool first = lane == fb_lowest(__match_any_sync(peers, bit));
-  u32 old = 0;
-  if (lane == leader) {
-    old = (u32)fb_give(h, word, c, bits);
-    const u32 processor = fb_processor() % h->processors;
-    fb_store(&h->hints[(processor * FB_CLASSES + c) * h->warps + fb_warp() % h->warps], word + 1);
+  const u32 present = fb_present(), lane = fb_in_warp(), leader = fb_lowest(present), mine = 1u << bit;
+  const bool together = fb_all_alike(present, word);
+  bool first = true;
+  u32 bits = mine, old = 0;
+  if (together) {
+    bits = fb_union(present, mine);
+    first = fb_ones(bits) == fb_ones(present) || lane == fb_lowest(fb_alike(present, bit));
+    // What each of them wrote there is done before the leader says that it is free.
+    fb_meet(present);
   }
-  old = __shfl_sync(peers, old, leader);
+  if (!together || lane == leader) {
+    old = (u32)fb_give(h, word, c, bits);
+    fb_mark(&fb_kept(&h->hints)[fb_place(h, c)], word + 1);
+  }
+  if (together) old = (u32)fb_from(present, old, leader);
   return first && !(old & mine);
 }
-
-#else
-
-FB_DEVICE void *fb_malloc_slot(Heap *h, u32 c) {
-  u32 word;
-  const u32 bits = fb_take_slots(h, c, 1, &word);
-  return bits ? fb_slot(h, word, c, fb_lowest(bits)) : 0;
-}
-
-FB_DEVICE bool fb_free_slot(Heap *h, u32 word, u32 c, u32 bit) {
-  const u64 old = fb_give(h, word, c, 1u << bit);
-  fb_store(&h->hints[(fb_processor() % h->processors * FB_CLASSES + c) * h->warps], word + 1);
-  return !((u32)old & 1u << bit);
-}
-
-#endif
 
 // `bytes` bytes, aligned to 16 at least; null for none, and when there is no room.
 FB_DEVICE void *fb_malloc(Heap *h, u64 bytes) {
@@ -382,24 +442,24 @@ FB_DEVICE void *fb_malloc(Heap *h, u64 bytes) {
 // Gives back what fb_malloc gave. Null is nothing. What is not to be freed is refused and counted: FB_FREED otherwise.
 FB_DEVICE u32 fb_free(Heap *h, void *at) {
   if (!at) return FB_FREED;
-  const u64 offset = (u64)at - (u64)h->arena;
-  if (offset >= h->pages << FB_PAGE_SHIFT) return fb_refuse(h, at, FB_FOREIGN);
+  const u64 offset = (u64)at - (u64)fb_kept(&h->arena);
+  if (offset >= fb_kept(&h->pages) << FB_PAGE_SHIFT) return fb_refuse(h, at, FB_FOREIGN);
   const u32 p = (u32)(offset >> FB_PAGE_SHIFT), inside = (u32)offset & (FB_PAGE - 1);
-  const u32 kind = fb_load(&h->page[p].kind);
+  const u32 kind = fb_peek(&fb_page(h, p)->kind);
   if (kind == FB_PAGE_FREE) return fb_refuse(h, at, FB_DOUBLE);
   if (kind == FB_PAGE_TAIL) return fb_refuse(h, at, FB_INTERIOR);
   if (kind == FB_PAGE_LARGE) {
     if (inside) return fb_refuse(h, at, FB_INTERIOR);
     return fb_free_large(h, p) ? fb_refuse(h, at, FB_DOUBLE) : FB_FREED;
   }
-  const u32 c = kind - 1, bytes = fb_class_bytes(c), slot = inside / bytes;
-  if (slot * bytes != inside || slot >= fb_class_slots(c)) return fb_refuse(h, at, FB_INTERIOR);
+  const u32 c = kind - 1, slot = fb_slots_in(c, inside);
+  if (slot * fb_class_bytes(c) != inside || slot >= fb_class_slots(c)) return fb_refuse(h, at, FB_INTERIOR);
   if (fb_free_slot(h, p * FB_PAGE_WORDS + slot / 32, c, slot & 31)) return FB_FREED;
   return fb_refuse(h, at, FB_DOUBLE);
 }
 
 // How many bytes fit where `at` is, which fb_malloc gave.
 FB_DEVICE u64 fb_usable(Heap *h, const void *at) {
-  const u32 p = (u32)(((u64)at - (u64)h->arena) >> FB_PAGE_SHIFT), kind = fb_load(&h->page[p].kind);
-  return kind == FB_PAGE_LARGE ? (u64)fb_load(&h->page[p].pages) << FB_PAGE_SHIFT : fb_class_bytes(kind - 1);
+  const u32 p = (u32)(((u64)at - (u64)fb_kept(&h->arena)) >> FB_PAGE_SHIFT), kind = fb_peek(&fb_page(h, p)->kind);
+  return kind == FB_PAGE_LARGE ? (u64)fb_load(&fb_page(h, p)->pages) << FB_PAGE_SHIFT : fb_class_bytes(kind - 1);
 }

@@ -52,7 +52,7 @@ FB_DEVICE bool fb_heap_divide(void *memory, u64 bytes, u32 processors, u32 warps
     h->sets.words = (u64 *)at;
     at += (u64)fb_measure_set(pages, &h->sets) * FB_SETS * 8;
     h->homes = (u32 *)at;
-    at += (u64)processors * FB_CLASSES * 4;
+    at += (u64)processors * FB_CLASSES * warps * 4;
     h->hints = (u32 *)at;
     at += (u64)processors * FB_CLASSES * warps * 4;
     h->arena = (unsigned char *)fb_round_up(at, 4096);
@@ -69,7 +69,7 @@ FB_DEVICE bool fb_heap_init(void *memory, u64 bytes, u32 processors, u32 warps, 
   if (!fb_heap_divide(memory, bytes, processors, warps, &divided)) return false;
   Heap *h = (Heap *)fb_round_up((u64)memory, 128);
   for (u32 i = 0; i < 4; i++) divided.bad[i] = 0;
-  divided.last_bad = divided.retiring = divided.retired = 0;
+  divided.last_bad = divided.moving = divided.moved = 0;
   if (thread == 0) *h = divided;
   u32 *zero = (u32 *)divided.page, *to = divided.hints + (u64)processors * FB_CLASSES * warps;
   const u64 pool = (u64)FB_SET_POOL * divided.sets.stride, n = divided.sets.stride;

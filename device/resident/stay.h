@@ -56,6 +56,7 @@ FB_DEVICE void fb_ask_permit(Grid *g, Own *o) {
   if (!g->limited || o->permitted) return;
   const bool some = fb_in_crew() == 0 && (int)fb_load(&g->state->permits) > 0;
   const u32 got = fb_tell(some ? fb_obtain(&g->state->permits, 1) : 0, 0);
+  fb_together();
   if (fb_in_crew() == 0) o->permitted = got == 1;
   fb_together();
 }
@@ -128,6 +129,8 @@ FB_DEVICE bool fb_find(Context *c) {
     const u32 known = o->stop, stop = marks >> FB_STOP_AT & 1 ? (u32)fb_seen(&l, FB_STOP_AT) : 0;
     const bool permitted = o->permitted;
     const int idle = (int)(u32)fb_seen(&l, FB_IDLE_AT);
+    // Nobody still reads what is changed next: what lanes tell each other orders nothing else.
+    fb_together();
     if (fb_in_crew() == 0) {
       // Those who may not look there hear from those who may.
       if (g->limited && permitted && stop != known) fb_note(&g->state->stop, stop);
@@ -149,7 +152,6 @@ FB_DEVICE bool fb_find(Context *c) {
     if (known == FB_STOP_DRAIN && stop == FB_STOP_DRAIN && permitted) return false;
     const bool behind[2] = {fb_is_behind(o, &l, 0), fb_is_behind(o, &l, 1)};
     const bool settled = fb_permit(g, o, &l);
-    // Nobody still reads what is changed next.
     fb_together();
     if (fb_in_crew() == 0) {
       for (u32 i = 0; i < 2; i++)

@@ -21,8 +21,8 @@ const HEAP_THREADS: usize = 256;
 /// Blocks that look at the host's memory at a time, where rings are there.
 const LOOKERS: u32 = 2;
 /// Hints that each multiprocessor keeps for its warps, of a heap of at least [`LARGE`] bytes and of a smaller one.
-const HINTS: [u32; 2] = [32, 4];
-const LARGE: u64 = 64 << 20;
+const HINTS: [u32; 2] = [64, 4];
+const LARGE: u64 = 256 << 20;
 
 /// The functions as kernels.
 struct Kernels {

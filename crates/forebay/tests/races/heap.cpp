@@ -43,15 +43,33 @@ struct Arena {
     const u64 first = ((unsigned char *)at - heap->arena) / 16, n = (bytes + 15) / 16;
     CHECK((u64)at % 16 == 0 && first + n <= granules);
     for (u64 i = first; i < first + n; i++) CHECK(owners[i].exchange(me, std::memory_order_relaxed) == 0);
-    memset(at, (int)me, bytes < 256 ? bytes : 256);
+    // Not memset: where the compiler knows it, the sanitizer does not see it.
+    for (u64 i = 0; i < bytes && i < 256; i++) ((volatile unsigned char *)at)[i] = (unsigned char)me;
   }
   void leave(void *at, u64 bytes, u32 me) {
     const u64 first = ((unsigned char *)at - heap->arena) / 16, n = (bytes + 15) / 16;
     for (u64 i = 0; i < bytes && i < 256; i++) CHECK(((unsigned char *)at)[i] == (unsigned char)me);
     for (u64 i = first; i < first + n; i++) CHECK(owners[i].exchange(0, std::memory_order_relaxed) == me);
   }
+  // Nothing is in a set too little, and what is counted is what is taken.
+  void settled() {
+    for (u32 p = 0; p < heap->pages; p++) {
+      const HeapPage &page = heap->page[p];
+      if (page.kind == FB_PAGE_FREE) {
+        CHECK(fb_set_has(&heap->sets, FB_SET_POOL, p));
+      } else if (page.kind <= FB_CLASSES) {
+        const u32 c = page.kind - 1;
+        u32 free = 0;
+        for (u32 w = 0; w < fb_class_words(c); w++) free += fb_ones((u32)heap->words[p * FB_PAGE_WORDS + w]);
+        CHECK(free + page.used == fb_class_slots(c));
+        CHECK(free == 0 || fb_set_has(&heap->sets, c, p));
+        CHECK(page.used != 0 || fb_set_has(&heap->sets, FB_SET_EMPTY, p));
+      }
+    }
+  }
   // Nothing is taken, and all of it can be had in one piece.
   void whole() {
+    settled();
     HeapUse u = use();
     CHECK(u.slots == 0 && u.large == 0 && u.free + u.slack == u.arena);
     void *all = fb_malloc(heap, u.arena);
@@ -63,6 +81,85 @@ struct Arena {
     CHECK(use().longest == u.arena);
   }
 };
+
+#ifdef FB_LANES
+static thread_local Meetings own;
+// A thread that is no lane of a warp.
+static void alone() {
+  meetings = &own;
+  lane = 0;
+  together = 1;
+}
+
+// Lanes of warps allocate and free, all of a warp or some of them together, the same sizes and others; some free what another
+// lane had, or all of them the same thing.
+static void warps(u32 seed) {
+  srand(seed);
+  alone();
+  const u32 blocks = 1 + rand() % 2, sizes = 1 + rand() % 3;
+  // So much that everybody always gets what it wants; or little.
+  const bool roomy = rand() % 2;
+  Arena a(roomy ? 4000000 : (1 + rand() % 8) * 70000 + 200000, 1 + rand() % 3, 1 + rand() % 3, seed);
+  u64 of[3];
+  for (u32 i = 0; i < 3; i++) of[i] = roomy || rand() % 4 ? 1 + rand() % 600 : 1 + rand() % FB_LARGEST_SLOT;
+  std::vector<Meetings> all(blocks);
+  std::vector<Meeting> turns(blocks * FB_LANES / FB_WARP);
+  std::vector<std::thread> threads;
+  for (u32 b = 0; b < blocks; b++) for (u32 l = 0; l < FB_LANES; l++) threads.emplace_back([&, b, l] {
+    meetings = &all[b];
+    lane = l;
+    // What the lanes of a warp decide together, and what each does for itself.
+    unsigned common = seed * 31 + b * FB_LANES + l / FB_WARP, random = common * 97 + l;
+    const unsigned me = 1u << l % FB_WARP;
+    struct Mine { void *at; u64 bytes; };
+    std::vector<Mine> mine;
+    for (u32 i = 0; i < 120; i++) {
+      turns[(b * FB_LANES + l) / FB_WARP].meet(FB_WARP);
+      const u32 what = rand_r(&common) % 8, present = 1 + rand_r(&common) % ((1u << FB_WARP) - 1);
+      const u64 same = rand_r(&common) % 2 ? of[rand_r(&common) % sizes] : 0;
+      together = present;
+      if (what == 7) {
+        // All of them free what the lowest has: one is told that it was there.
+        if (!(present & me)) continue;
+        const u32 first = fb_lowest(present);
+        Mine m = {0, 0};
+        if (l % FB_WARP == first && !mine.empty()) {
+          m = mine.back();
+          mine.pop_back();
+          a.leave(m.at, m.bytes, 1);
+        }
+        void *at = (void *)fb_from(present, (u64)m.at, first);
+        const u32 freed = at && fb_free(a.heap, at) == FB_FREED;
+        const u32 total = fb_ones(fb_union(present, freed << l % FB_WARP));
+        CHECK(total == (at ? 1 : 0));
+      } else if (what < 4) {
+        if (!(present & me)) continue;
+        const u64 bytes = same ? same : of[rand_r(&random) % sizes];
+        void *at = fb_malloc(a.heap, bytes);
+        CHECK(at || !roomy);
+        if (!at) continue;
+        a.own(at, bytes, 1);
+        mine.push_back({at, bytes});
+      } else {
+        // Who has nothing to free is not there.
+        together = fb_union((1u << FB_WARP) - 1, present & me && !mine.empty() ? me : 0);
+        if (!(together & me)) continue;
+        Mine m = mine.back();
+        mine.pop_back();
+        a.leave(m.at, m.bytes, 1);
+        CHECK(fb_free(a.heap, m.at) == FB_FREED);
+      }
+    }
+    alone();
+    for (Mine &m : mine) {
+      a.leave(m.at, m.bytes, 1);
+      CHECK(fb_free(a.heap, m.at) == FB_FREED);
+    }
+  });
+  for (auto &t : threads) t.join();
+  a.whole();
+}
+#endif
 
 struct Piece {
   void *at;
@@ -99,10 +196,10 @@ static void churn(u32 seed) {
       } else if (what < 9) {
         // As a warp does it: many slots at once.
         const u64 bytes = of[rand_r(&random) % sizes];
-        u32 word = 0;
-        const u32 c = fb_class_of((u32)bytes), bits = fb_take_slots(a.heap, c, 1 + rand_r(&random) % 32, &word);
-        for (u32 b = 0; b < 32; b++) if (bits >> b & 1) {
-          void *at = fb_slot(a.heap, word, c, b);
+        const u32 c = fb_class_of((u32)bytes);
+        const u64 taken = fb_take_slots(a.heap, c, 1 + rand_r(&random) % 32);
+        for (u32 b = 0; b < 32; b++) if (taken >> b & 1) {
+          void *at = fb_slot(a.heap, (u32)(taken >> 32), c, b);
           a.own(at, bytes, 1);
           mine.push_back({at, bytes});
         }
@@ -126,6 +223,7 @@ static void churn(u32 seed) {
     for (Piece &p : mine) release(p, 1);
   });
   for (auto &t : all) t.join();
+  a.settled();
   for (auto &s : shelf) if (Piece *p = s.load()) {
     a.leave(p->at, p->bytes, 1);
     CHECK(fb_free(a.heap, p->at) == FB_FREED);
@@ -163,6 +261,7 @@ static void fill(u32 seed) {
     }
   });
   for (auto &t : all) t.join();
+  a.settled();
   u64 n = 0;
   for (auto &g : got) n += g.size();
   const u64 slots = a.heap->pages * fb_class_slots(fb_class_of((u32)bytes));
@@ -224,6 +323,30 @@ static void wanted(u32 seed) {
   }
   end = true;
   other.join();
+}
+
+// The only page changes its class again and again, while somebody who has freed in it has not counted that yet.
+static void uncounted(u32 seed) {
+  Arena a(75000, 2, 1, seed);
+  CHECK(a.heap->pages == 1);
+  for (u32 i = 0; i < 10; i++) {
+    std::atomic<bool> end{false};
+    std::thread other([&] {
+      often_away = true;
+      while (!end)
+        if (void *at = fb_malloc(a.heap, 1000)) CHECK(fb_free(a.heap, at) == FB_FREED);
+    });
+    std::vector<void *> got;
+    while (got.empty())
+      for (void *at; (at = fb_malloc(a.heap, 20000));) got.push_back(at);
+    CHECK(fb_free(a.heap, got.back()) == FB_FREED);
+    got.pop_back();
+    end = true;
+    other.join();
+    a.settled();
+    for (void *at : got) CHECK(fb_free(a.heap, at) == FB_FREED);
+  }
+  a.whole();
 }
 
 // Threads take pages out of a set and put them in again: none is lost.
@@ -302,6 +425,10 @@ static void bounds(u32 seed) {
 int main(int argc, char **argv) {
   (void)argc;
   const u32 first = (u32)atoi(argv[1]), n = (u32)atoi(argv[2]);
+#ifdef FB_LANES
+  for (u32 seed = first; seed < first + n; seed++) warps(seed);
+  return 0;
+#endif
   bounds(first);
   for (u32 seed = first; seed < first + n; seed++) {
     churn(seed);
@@ -312,6 +439,7 @@ int main(int argc, char **argv) {
     if (seed % 16 == 0) {
       twice(seed);
       wanted(seed);
+      uncounted(seed);
     }
   }
   printf("%u seeds\n", n);

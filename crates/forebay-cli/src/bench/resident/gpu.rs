@@ -16,10 +16,11 @@ use crate::bench::schema::{Row, median, quantile};
 
 const FUNCTIONS: [&str; 7] = ["echo", "chain", "work", "tree", "softmax", "level", "many"];
 /// Bytes of the heap that is compared with others.
-const HEAP: u64 = 1 << 30;
-/// The numbers of threads at which heaps are compared, and how often each has its pieces.
+const HEAP: u64 = 4 << 30;
+/// The numbers of threads at which heaps are compared.
 const THREADS: [usize; 2] = [16_384, 270_336];
-const ROUNDS: u32 = 8;
+/// Pieces that each of them has from the device's malloc, which takes so long for them as others for a hundred times as many.
+const FEW_PIECES: usize = 16;
 /// Threads of a block of the kernels that are compared with.
 const GROUP: usize = 256;
 
@@ -46,6 +47,8 @@ struct Effort {
     chain: u32,
     scale: u32,
     threads: usize,
+    /// Pieces that a thread has from a heap, one after another: so many that a kernel takes milliseconds.
+    pieces: usize,
     /// Threads of a block that stays: a stand-in has one.
     group: usize,
 }
@@ -58,10 +61,11 @@ const FULL: Effort = Effort {
     chain: 20_000,
     scale: 20,
     threads: usize::MAX,
+    pieces: 1024,
     group: GROUP,
 };
 const QUICK: Effort =
-    Effort { repeats: 1, trips: 50, items: 1000, depth: 6, chain: 100, scale: 8, threads: 512, group: 1 };
+    Effort { repeats: 1, trips: 50, items: 1000, depth: 6, chain: 100, scale: 8, threads: 512, pieces: 16, group: 1 };
 
 struct Gpu {
     device: Arc<dyn Device>,
@@ -547,10 +551,10 @@ fn heaps(device: &Arc<dyn Device>, kernels: &[(&str, Kernel)], effort: Effort, r
     let mut queue = device.queue().map_err(text)?;
     let q = &mut *queue;
     let kernel = |name: &str| kernels.iter().find(|(n, _)| *n == name).map(|(_, k)| k.clone()).ok_or("no kernel");
-    let bytes = if effort.threads == usize::MAX { HEAP } else { 16 << 20 };
+    let bytes = if effort.threads == usize::MAX { HEAP.min(device.info().memory_bytes / 4) } else { 16 << 20 };
     let (memory, done) = (device.alloc(bytes as usize).map_err(text)?, device.alloc(8).map_err(text)?);
     let units = device.info().compute_units.max(1);
-    let args = [Arg::Buffer(&memory), Arg::U64(bytes), Arg::U32(units), Arg::U32(32), Arg::Buffer(&done)];
+    let args = [Arg::Buffer(&memory), Arg::U64(bytes), Arg::U32(units), Arg::U32(64), Arg::Buffer(&done)];
     q.launch(&kernel("fb_heap_setup")?, &shape(device, 4 * units as usize * GROUP), &args).map_err(text)?;
     finish(q)?;
     let heap = address(&memory).next_multiple_of(128);
@@ -564,14 +568,21 @@ fn heaps(device: &Arc<dyn Device>, kernels: &[(&str, Kernel)], effort: Effort, r
         for (threads, gallatin) in THREADS.into_iter().zip(gallatin) {
             let threads = threads.min(effort.threads);
             let pool = device.alloc(threads * held * 512).map_err(text)?;
-            let all = threads as u64 * u64::from(ROUNDS) * held as u64;
             let kernel = kernel(name)?;
             let mut rate = |way: u32| -> Result<(f64, f64)> {
+                let pieces = if way == 1 { effort.pieces.min(FEW_PIECES) } else { effort.pieces };
+                let rounds = (pieces / held).max(1);
+                let all = (threads * rounds * held) as u64;
                 let mut had = 0;
                 let s = seconds(effort.repeats, || {
                     q.fill(&done, 0, 8, 0).map_err(text)?;
-                    let args =
-                        [Arg::U64(heap), Arg::U32(way), Arg::Buffer(&pool), Arg::U32(ROUNDS), Arg::Buffer(&done)];
+                    let args = [
+                        Arg::U64(heap),
+                        Arg::U32(way),
+                        Arg::Buffer(&pool),
+                        Arg::U32(rounds as u32),
+                        Arg::Buffer(&done),
+                    ];
                     let shape = Geometry::linear(threads).with_group(GROUP, 1, 1);
                     q.launch(&kernel, &shape, &args).map_err(text)?;
                     let mut n = [0u8; 8];
