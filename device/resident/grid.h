@@ -18,12 +18,13 @@ FB_DEVICE bool fb_delete(Context *c, void *at) {
   return false;
 }
 
-// Whether others have nothing to do. On a GPU everybody's word is looked at now and then only.
-FB_DEVICE bool fb_others_idle(Context *c) {
+// How many others have nothing to do. On a GPU everybody's word is looked at now and then only.
+FB_DEVICE u32 fb_others_idle(Context *c) {
 #ifdef FB_GPU
   return c->own->others_idle;
 #else
-  return (int)fb_load(&c->grid->state->idle) > 0;
+  const int idle = (int)fb_load(&c->grid->state->idle);
+  return idle > 0 ? (u32)idle : 0;
 #endif
 }
 
@@ -49,7 +50,7 @@ FB_DEVICE bool fb_spawn(Context *c, u32 function, u64 first, u64 count, const vo
   Grid *g = c->grid;
   Queue *q = &g->state->queues[t.priority & 1];
   // What is one's own is quickest, unless others have nothing to do.
-  for (u32 own = !fb_others_idle(c), tries = 0; tries < 2; own = !own, tries++) {
+  for (u32 own = fb_others_idle(c) == 0, tries = 0; tries < 2; own = !own, tries++) {
     if (own) {
       t.counted = fb_count_kept(c);
       if (t.counted == FB_COUNTED) fb_count_all(c);
@@ -102,7 +103,7 @@ FB_DEVICE void fb_release_many(Context *c, u32 n, u32 done) {
   fb_put(&g->state->free_nodes, &free);
   // Its place in the queue it has had since it was made.
   Queue *q = &g->state->queues[t.priority & 1];
-  if (!fb_others_idle(c) && fb_keep(c, &t)) fb_add(&q->space, 1);
+  if (fb_others_idle(c) == 0 && fb_keep(c, &t)) fb_add(&q->space, 1);
   else fb_put_reserved(q, &t);
 }
 

@@ -47,9 +47,10 @@ struct Own {
   u32 next[2];
   // The stop word, as it was seen last.
   u32 stop;
-  // It is counted in the grid's `idle`; what it found there; it may look at the rings.
+  // Others that had nothing to do when it looked last.
+  u32 others_idle;
+  // It is counted among those; it may look at the rings.
   bool idle;
-  bool others_idle;
   bool permitted;
   // Its heartbeat as it is, so that it need not be read.
   bool busy;

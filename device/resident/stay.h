@@ -4,6 +4,13 @@
 // Rounds between two looks around as long as there is work.
 #define FB_LOOK 8
 
+// Parts of a range for others: how many, how many items each has, from which on, up to where, and the first one's ticket.
+struct Deal {
+  u32 parts;
+  u32 ticket;
+  u64 each, first, end;
+};
+
 // What the lanes of a block share.
 struct Shared {
   // A copy, at hand.
@@ -14,8 +21,9 @@ struct Shared {
   u32 n;
   u32 alike;
   u32 wide;
-  // Of a single one: it is to be run.
+  // Of a single one: it is to be run; what of it others are to have.
   bool run;
+  Deal deal;
 };
 
 // Up to fb_choose the lanes of the first warp do everything together.
@@ -135,7 +143,8 @@ FB_DEVICE bool fb_find(Context *c) {
       // Those who may not look there hear from those who may.
       if (g->limited && permitted && stop != known) fb_note(&g->state->stop, stop);
       o->stop = stop;
-      o->others_idle = idle > (o->idle ? 1 : 0);
+      const int others = idle - (o->idle ? 1 : 0);
+      o->others_idle = others > 0 ? (u32)others : 0;
     }
     fb_together();
     if (stop == FB_STOP_NOW) return false;
@@ -200,15 +209,54 @@ FB_DEVICE bool fb_fits(const Task *t, const Task *top) {
   return t->count == 1 && !(t->priority & FB_LIMITED) && fb_kind(t->function) == fb_kind(top->function);
 }
 
-// A range is done in pieces, so that others can have some of it: the rest goes back, half of it to whoever is idle.
+// So few items of a range are worth another block's while.
+FB_DEVICE u64 fb_least(const Context *c, u32 function) {
+  const u64 grain = c->grid->grain, kind = fb_kind(function);
+  const u64 wide = 4 * (u64)(kind == FB_BY_WARP ? fb_lanes() / FB_WARP : fb_lanes());
+  return kind == FB_BY_BLOCK || grain < wide ? grain : wide;
+}
+
+// A range is dealt out to all who have nothing to do, in equal parts: `t` is the block's own then. Called by lane 0.
+FB_DEVICE void fb_deal(Context *c, Task *t, Deal *d) {
+  Grid *g = c->grid;
+  Queue *q = &g->state->queues[t->priority & 1];
+  d->parts = 0;
+  const u64 idle = fb_others_idle(c), worth = (t->count - 1) / fb_least(c, t->function);
+  if (idle == 0 || worth == 0) return;
+  // At most as many as the queue has room for, and each gets some.
+  const u32 places = fb_obtain(&q->space, (u32)(idle < worth ? idle : worth));
+  if (places == 0) return;
+  d->each = (t->count + places) / (places + 1);
+  d->parts = (u32)((t->count - 1) / d->each);
+  if (d->parts < places) fb_add(&q->space, places - d->parts);
+  d->first = t->first + d->each;
+  d->end = t->first + t->count;
+  t->count = d->each;
+  fb_bump(&g->roots[t->root].remaining, d->parts);
+  // They are not idle any more, for all that is known.
+  c->own->others_idle = 0;
+}
+
+// The parts become others'. Called by all lanes of the block.
+FB_DEVICE void fb_hand_out(Context *c, const Task *t, const Deal *d) {
+  Queue *q = &c->grid->state->queues[t->priority & 1];
+  for (u32 i = fb_lane(); i < d->parts; i += fb_lanes()) {
+    Task part = *t;
+    part.first = d->first + i * d->each;
+    part.count = d->end - part.first < d->each ? d->end - part.first : d->each;
+    part.counted = FB_COUNTED;
+    fb_put_at(q, d->ticket + i, &part);
+  }
+  fb_barrier();
+  if (fb_lane() == 0) fb_add(&q->count, d->parts);
+}
+
+// A range is done in pieces, so that what is urgent comes between and others can have some of it: the rest goes back.
 FB_DEVICE void fb_split(Context *c, Task *t) {
   const u64 grain = c->grid->grain;
-  while (t->count > grain) {
-    const u64 half = fb_others_idle(c) ? t->count / 2 : t->count - grain;
-    if (!fb_spawn(c, t->function, t->first + t->count - half, half, t->args, sizeof t->args)) return;
-    t->count -= half;
-    if (t->count <= grain) return;
-  }
+  if (t->count <= grain) return;
+  const u64 rest = t->count - grain;
+  if (fb_spawn(c, t->function, t->first + grain, rest, t->args, sizeof t->args)) t->count = grain;
 }
 
 // From now on the context is that of a task.
@@ -231,7 +279,8 @@ FB_DEVICE void fb_begin(Context *c, const Task *t) {
 }
 
 // The same of a single task, for all lanes or one: false when it is not to be run.
-FB_DEVICE bool fb_begin_single(Context *c, Task *t) {
+FB_DEVICE bool fb_begin_single(Context *c, Task *t, Deal *d) {
+  d->parts = 0;
   fb_begin(c, t);
   fb_turn_to(c, t);
   // Several lanes may make tasks, none of whom is the first.
@@ -245,7 +294,10 @@ FB_DEVICE bool fb_begin_single(Context *c, Task *t) {
     // A range of tasks that were submitted together is none itself.
     if (t->function != FB_EACH && !fb_burn(c, 1)) return false;
   }
+  if (t->count > 1) fb_deal(c, t, d);
   fb_split(c, t);
+  // At the very last: nobody waits for anything else while he has tickets for which others wait.
+  if (d->parts > 0) d->ticket = fb_add(&c->grid->state->queues[t->priority & 1].tail, d->parts);
   return true;
 }
 
@@ -263,7 +315,8 @@ FB_DEVICE void fb_end(Context *c) {
 FB_DEVICE void fb_enter(Grid *g, Own *o) {
   o->count = o->spilled = o->epoch = o->turns = o->stop = 0;
   o->held = Held{0, 0, 0};
-  o->idle = o->others_idle = o->busy = false;
+  o->idle = o->busy = false;
+  o->others_idle = 0;
   o->permitted = !g->limited;
   o->looked = 0;
   for (u32 i = 0; i < 2; i++) o->next[i] = fb_load(&g->state->heads[i].next);
@@ -299,10 +352,11 @@ FB_DEVICE bool fb_take_single(Context *c, Shared *s) {
   Task *t = &s->tasks[0];
   if (fb_lane() == 0) {
     *t = s->own.tasks[--s->own.count];
-    s->run = fb_begin_single(c, t);
+    s->run = fb_begin_single(c, t, &s->deal);
   }
   fb_barrier();
   fb_turn_to(c, t);
+  if (s->deal.parts > 0) fb_hand_out(c, t, &s->deal);
   const bool by_warp = fb_kind(t->function) == FB_BY_WARP;
   c->item = by_warp ? fb_lane() / FB_WARP : fb_lane();
   c->items = by_warp ? fb_lanes() / FB_WARP : fb_lanes();

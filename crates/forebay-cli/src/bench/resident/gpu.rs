@@ -14,7 +14,10 @@ use super::search::Csr;
 use super::{TASKS, in_a_row};
 use crate::bench::schema::{Row, median, quantile};
 
-const FUNCTIONS: [&str; 7] = ["echo", "chain", "work", "tree", "softmax", "level", "many"];
+const FUNCTIONS: [&str; 8] = ["echo", "chain", "work", "sweep", "tree", "softmax", "level", "many"];
+/// Items of a range that a block does at a time: of little work, and where the work in them differs.
+const LIGHT: u64 = 1 << 15;
+const UNEVEN: u64 = 64;
 /// Bytes of the heap that is compared with others.
 const HEAP: u64 = 4 << 30;
 /// The numbers of threads at which heaps are compared.
@@ -70,7 +73,8 @@ const QUICK: Effort =
 struct Gpu {
     device: Arc<dyn Device>,
     queue: Box<dyn Queue>,
-    grid: Grid,
+    /// While an experiment needs it: what it is compared with has the device to itself.
+    grid: Option<Grid>,
     kernels: Vec<(&'static str, Kernel)>,
     effort: Effort,
     searched: Vec<Searched>,
@@ -112,7 +116,7 @@ pub fn run(quick: bool) -> Result<Vec<Row>> {
     let (devices, missing) = discover(&[Kind::Cuda]);
     let device = devices.into_iter().next().ok_or_else(|| missing.first().map_or("none".into(), |(_, e)| text(e)))?;
     let effort = if quick { QUICK } else { FULL };
-    let with = Builder::new(TASKS).functions(FUNCTIONS).grain(4096).queue(1 << 16).ring(1 << 14).threads(GROUP);
+    let with = builder();
     let source = Source::CudaCpp(with.text().into());
     let names = [
         "echo_alone",
@@ -136,8 +140,7 @@ pub fn run(quick: bool) -> Result<Vec<Row>> {
     heaps(&device, &kernels, effort, &mut rows)?;
     eprintln!("resident: graphs, and the CUDA graph that repeats itself");
     let searched = Searched::all(effort, &with.text())?;
-    let grid = with.start_on(&device).map_err(text)?;
-    let mut gpu = Gpu { device, queue, grid, kernels, effort, searched, rows };
+    let mut gpu = Gpu { device, queue, grid: None, kernels, effort, searched, rows };
     let parts: [(&str, Part); 7] = [
         ("round trips", Gpu::round_trips),
         ("throughput", Gpu::throughput),
@@ -150,8 +153,13 @@ pub fn run(quick: bool) -> Result<Vec<Row>> {
     for (name, part) in parts {
         eprintln!("resident: {name}");
         part(&mut gpu)?;
+        gpu.end()?;
     }
     Ok(gpu.rows)
+}
+
+fn builder() -> Builder {
+    Builder::new(TASKS).functions(FUNCTIONS).grain(LIGHT).queue(1 << 16).ring(1 << 14).threads(GROUP)
 }
 
 /// An experiment.
@@ -211,18 +219,39 @@ impl Gpu {
         found.map(|(_, k)| k.clone()).ok_or_else(|| format!("no kernel {name}"))
     }
 
+    fn begin(&mut self, with: Builder) -> Result<()> {
+        self.end()?;
+        self.grid = Some(with.start_on(&self.device).map_err(text)?);
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<()> {
+        self.grid.take().map_or(Ok(()), |mut g| g.stop().map_err(text))
+    }
+
+    fn grid(&self) -> Result<&Grid> {
+        self.grid.as_ref().ok_or_else(|| "no grid".into())
+    }
+
     fn call(&self, name: &str, args: &[u64]) -> Result<Call> {
-        Ok(Call::new(self.grid.function(name).map_err(text)?).args(bytemuck::cast_slice(args)))
+        Ok(Call::new(self.grid()?.function(name).map_err(text)?).args(bytemuck::cast_slice(args)))
     }
 
     fn wait(&self, call: Call) -> Result<u64> {
-        let ticket = self.grid.submit(call).map_err(text)?;
-        Ok(self.grid.wait(ticket).map_err(text)?.result_as::<u64>())
+        let ticket = self.grid()?.submit(call).map_err(text)?;
+        Ok(self.grid()?.wait(ticket).map_err(text)?.result_as::<u64>())
+    }
+
+    /// Submits all of these together, and waits for them.
+    fn together(&self, calls: impl Iterator<Item = Call>) -> Result<()> {
+        let tickets = self.grid()?.submit_all(calls).map_err(text)?;
+        tickets.into_iter().try_for_each(|t| self.grid()?.wait(t).map(drop).map_err(text))
     }
 
     /// A: from the host to a task and back; and from a task to the one that it makes.
     fn round_trips(&mut self) -> Result<()> {
         let Effort { trips, repeats, .. } = self.effort;
+        self.begin(builder())?;
         let mut ours = Vec::with_capacity(trips);
         for i in 0..trips as u64 {
             let call = self.call("echo", &[i])?;
@@ -231,6 +260,10 @@ impl Gpu {
             ours.push(begun.elapsed().as_secs_f64() * 1e6);
             assert_eq!(answer, i + 1);
         }
+        let n = trips as u64;
+        let chain = self.call("chain", &[n])?;
+        let dependent = seconds(repeats, || self.wait(chain).map(|left| assert_eq!(left, 0)))?;
+        self.end()?;
         let (echo, to) = (self.kernel("echo_alone")?, self.device.alloc(8).map_err(text)?);
         let mut launches = Vec::with_capacity(trips);
         for i in 0..trips.min(2000) as u64 {
@@ -257,13 +290,10 @@ impl Gpu {
             let row = row.peer("launch and wait", Some(quantile(launches.clone(), q)));
             self.rows.push(row.peer("one block, as GROSR", Some(quantile(one_block.clone(), q))).below(limit));
         }
-        let n = trips as u64;
-        let chain = self.call("chain", &[n])?;
-        let s = seconds(repeats, || self.wait(chain).map(|left| assert_eq!(left, 0)))?;
         let row = Row::new(
             "A, cuda: a task and the one that it makes, on the same multiprocessor",
             "µs",
-            Some(s / n as f64 * 1e6),
+            Some(dependent / n as f64 * 1e6),
         );
         self.rows.push(row.peer("two launches, each awaited", Some(2.0 * quantile(launches, 0.5))).below(0.4));
         Ok(())
@@ -274,18 +304,7 @@ impl Gpu {
         let Effort { repeats, items, .. } = self.effort;
         for n in [1000usize, 100_000, 10_000_000].map(|n| n.min(items)) {
             let data = filled(&self.device, &mut *self.queue, bytemuck::cast_slice(&vec![1u32; n]))?;
-            let call = self.call("work", &[address(&data)])?;
             let rate = |s: f64| n as f64 / s / 1e6;
-            let range = rate(seconds(repeats, || self.wait(call.range(0, n as u64)).map(drop))?);
-            let singles = (n <= 1_000_000).then(|| {
-                let calls = || (0..n as u64).map(|i| call.range(i, 1));
-                seconds(repeats, || in_a_row(&self.grid, calls()).map_err(text))
-            });
-            let singles = singles.transpose()?.map(rate);
-            let together = rate(seconds(repeats, || {
-                let tickets = self.grid.submit_all((0..n as u64).map(|i| call.range(i, 1))).map_err(text)?;
-                tickets.into_iter().try_for_each(|t| self.grid.wait(t).map(drop).map_err(text))
-            })?);
             let (work, device) = (self.kernel("work_alone")?, self.device.clone());
             let q = &mut *self.queue;
             let bulk = rate(seconds(repeats, || {
@@ -326,6 +345,18 @@ impl Gpu {
                 })?;
                 f64::from(n) / s / 1e6
             };
+            self.begin(builder())?;
+            let all = self.call("sweep", &[address(&data)])?.range(0, n as u64);
+            let range = rate(seconds(repeats, || self.wait(all).map(drop))?);
+            let call = self.call("work", &[address(&data)])?;
+            let calls = || (0..n as u64).map(|i| call.range(i, 1));
+            let singles = (n <= 1_000_000).then(|| {
+                let grid = self.grid()?;
+                seconds(repeats, || in_a_row(grid, calls()).map_err(text))
+            });
+            let singles = singles.transpose()?.map(rate);
+            let together = rate(seconds(repeats, || self.together(calls()))?);
+            self.end()?;
             let row = Row::new(format!("B, cuda: {n} items as a range"), "M items/s", Some(range));
             self.rows.push(
                 row.peer("one kernel for all", Some(bulk))
@@ -360,10 +391,13 @@ impl Gpu {
             let search = filled(&device, &mut *self.queue, bytemuck::cast_slice(&image))?;
             let mut first = vec![u32::MAX; n];
             first[0] = 0;
-            let call = self.call("level", &[address(&search), 0])?;
             let meet = device.alloc(16).map_err(text)?;
             let mut timed = [const { Vec::new() }; 3];
-            for which in (0..=repeats).flat_map(|_| 0..3) {
+            // The grid's turn comes last: the others have the device to themselves.
+            for which in (0..=repeats).flat_map(|_| [1, 2]).chain((0..=repeats).map(|_| 0)) {
+                if which == 0 && self.grid.is_none() {
+                    self.begin(builder().grain(UNEVEN))?;
+                }
                 put(&mut *self.queue, &distances, bytemuck::cast_slice(&first))?;
                 put(&mut *self.queue, &a, bytemuck::cast_slice(&[0u32]))?;
                 put(&mut *self.queue, &search, bytemuck::cast_slice(&image))?;
@@ -371,7 +405,7 @@ impl Gpu {
                 put(&mut *self.queue, &meet, bytemuck::cast_slice(&[0u32, 1, 0, 0]))?;
                 let begun = Instant::now();
                 match which {
-                    0 => drop(self.wait(call)?),
+                    0 => drop(self.wait(self.call("level", &[address(&search), 0])?)?),
                     1 => self.by_level(&search)?,
                     _ => self.at_once(&search, &meet)?,
                 }
@@ -383,6 +417,7 @@ impl Gpu {
                     return Err(format!("a search of {name} went wrong ({which}): {wrong} of {n} distances"));
                 }
             }
+            self.end()?;
             let [ours, theirs, at_once] = timed.map(|t| median(t[1..].to_vec()));
             let row = Row::new(format!("C, cuda: search of {name}"), "ms", Some(ours))
                 .peer("a launch for each level", Some(theirs))
@@ -437,19 +472,6 @@ impl Gpu {
         let input: Vec<f32> = (0..items * 256).map(|i| (i * 7919 % 1000) as f32 / 100.0 - 5.0).collect();
         let from = filled(&self.device, &mut *self.queue, bytemuck::cast_slice(&input))?;
         let to = self.device.alloc(input.len() * 4).map_err(text)?;
-        let call = self.call("softmax", &[address(&from), address(&to)])?;
-        let singles = seconds(repeats, || {
-            let all = (0..items).map(|i| self.grid.submit(call.range(i, 1)));
-            let tickets = all.collect::<std::result::Result<Vec<_>, _>>().map_err(text)?;
-            tickets.into_iter().try_for_each(|t| self.grid.wait(t).map(drop).map_err(text))
-        })?;
-        let mut sums = vec![0f32; input.len()];
-        get(&mut *self.queue, &to, bytemuck::cast_slice_mut(&mut sums))?;
-        let wrong = sums.chunks(256).filter(|c| (c.iter().sum::<f32>() - 1.0).abs() > 1e-3).count();
-        if wrong > 0 {
-            return Err(format!("the shares of {wrong} of {items} rows do not add up to 1"));
-        }
-        let range = seconds(repeats, || self.wait(call.range(0, items)).map(drop))?;
         let (kernel, device) = (self.kernel("softmax_alone")?, self.device.clone());
         let q = &mut *self.queue;
         let bulk = seconds(repeats, || {
@@ -457,11 +479,23 @@ impl Gpu {
             q.launch(&kernel, &shape(&device, items as usize * 32), &args).map_err(text)?;
             finish(q)
         })?;
+        self.begin(builder().grain(UNEVEN))?;
+        let call = self.call("softmax", &[address(&from), address(&to)])?;
+        let singles = seconds(repeats, || in_a_row(self.grid()?, (0..items).map(|i| call.range(i, 1))).map_err(text))?;
+        let together = seconds(repeats, || self.together((0..items).map(|i| call.range(i, 1))))?;
+        let mut sums = vec![0f32; input.len()];
+        get(&mut *self.queue, &to, bytemuck::cast_slice_mut(&mut sums))?;
+        let wrong = sums.chunks(256).filter(|c| (c.iter().sum::<f32>() - 1.0).abs() > 1e-3).count();
+        if wrong > 0 {
+            return Err(format!("the shares of {wrong} of {items} rows do not add up to 1"));
+        }
+        let range = seconds(repeats, || self.wait(call.range(0, items)).map(drop))?;
         let row = |what: &str, s: f64| {
             let row = Row::new(format!("E, cuda: {items} × ReLU and softmax of 256, {what}"), "ms", Some(s * 1e3));
             row.peer("one kernel for all", Some(bulk * 1e3)).at_most("one kernel for all", 1.3)
         };
-        let rows = [row("as a range", range), row("a task for each", singles)];
+        let each = [row("a task for each", singles), row("a task for each, submitted together", together)];
+        let rows = [row("as a range", range)].into_iter().chain(each);
         self.rows.extend(rows);
         Ok(())
     }
@@ -469,9 +503,7 @@ impl Gpu {
     /// F: a tree of tasks that the device makes.
     fn trees(&mut self) -> Result<()> {
         let Effort { repeats, depth, .. } = self.effort;
-        // The other grid has ended.
-        let with = Builder::new(TASKS).functions(FUNCTIONS).queue(1 << 18).threads(GROUP);
-        self.grid = with.start_on(&self.device).map_err(text)?;
+        self.begin(builder().queue(1 << 18))?;
         let (call, mut inline) = (self.call("tree", &[depth])?, 0);
         let s = seconds(repeats, || {
             inline = self.wait(call)?;
@@ -492,8 +524,9 @@ impl Gpu {
         let n = self.effort.items;
         let (work, device) = (self.kernel("work_alone")?, self.device.clone());
         let data = filled(&device, &mut *self.queue, bytemuck::cast_slice(&vec![1u32; n]))?;
+        let repeats = self.effort.repeats;
         let time = |q: &mut dyn Queue| {
-            seconds(self.effort.repeats, || {
+            seconds(repeats, || {
                 for _ in 0..20 {
                     let args = [Arg::Buffer(&data), Arg::U64(0), Arg::U64(n as u64)];
                     q.launch(&work, &shape(&device, n), &args).map_err(text)?;
@@ -501,9 +534,10 @@ impl Gpu {
                 finish(q)
             })
         };
+        self.begin(builder())?;
         let beside = time(&mut *self.queue)?;
         let begun = Instant::now();
-        self.grid.stop().map_err(text)?;
+        self.end()?;
         let end = begun.elapsed().as_secs_f64() * 1e3;
         let alone = time(&mut *self.queue)?;
         let row = Row::new("a kernel for the whole device, beside a grid that waits", "ms", Some(beside * 1e3));

@@ -84,13 +84,14 @@ fn in_a_row(grid: &Grid, calls: impl Iterator<Item = Call>) -> Result<()> {
 
 /// B: many small tasks, one by one and as a range, against a loop that does all of it.
 fn throughput(grid: &Grid, rows: &mut Vec<Row>) -> Result<()> {
-    let work = grid.function("work")?;
+    let (work, sweep) = (grid.function("work")?, grid.function("sweep")?);
     for n in [1000usize, 100_000, 10_000_000] {
         let mut data = vec![1u32; n];
         let address = (data.as_mut_ptr() as u64).to_ne_bytes();
         let call = Call::new(work).args(&address);
         let rate = |s: f64| n as f64 / s / 1e6;
-        let range = rate(seconds(|| grid.wait(grid.submit(call.range(0, n as u64))?).map(drop_completion))?);
+        let all = Call::new(sweep).args(&address).range(0, n as u64);
+        let range = rate(seconds(|| grid.wait(grid.submit(all)?).map(drop_completion))?);
         let singles = if n > 1_000_000 {
             None
         } else {
@@ -205,8 +206,20 @@ pub fn run(device: Option<Kind>, quick: bool) -> std::result::Result<Vec<Row>, S
 
 fn on_cpu() -> Result<Vec<Row>> {
     let text = [TASKS, heap::TASKS].concat();
-    let functions =
-        ["echo", "chain", "work", "tree", "softmax", "level", "many", "one_level", "churn", "outstanding", "mixed"];
+    let functions = [
+        "echo",
+        "chain",
+        "work",
+        "sweep",
+        "tree",
+        "softmax",
+        "level",
+        "many",
+        "one_level",
+        "churn",
+        "outstanding",
+        "mixed",
+    ];
     let grid = Builder::new(text).functions(functions).grain(4096).queue(1 << 14).heap(64 << 20).start_on_cpu()?;
     let mut rows = Vec::new();
     let parts: [(&str, Part); 6] = [

@@ -52,10 +52,44 @@ FB_DEVICE void softmax_of(const float *in, float *out, u32 lane) {
 }
 TASK_PER_WARP(softmax) { softmax_of((const float *)arg(t, 0) + i * 256, (float *)arg(t, 1) + i * 256, fb_in_warp()); }
 
-// Breadth-first search: a level with few vertices is done by the block that has it; one with many is a range for all blocks,
-// and a node that waits for all of its vertices is the next level.
+// Many items at a time, for ranges and the kernel that they are compared with: on a GPU sixteen bytes in a piece, four pieces
+// of a lane on their way at once. (For the CPU the compiler knows better.)
+#ifndef FB_GPU
+FB_DEVICE void mix_all(u32 *to, u64 first, u64 end, u64 thread, u64 threads) {
+  for (u64 i = first + thread; i < end; i += threads) to[i] = mix(to[i]);
+}
+#else
+struct alignas(16) Four { u32 v[4]; };
+FB_DEVICE void mix_all(u32 *to, u64 first, u64 end, u64 thread, u64 threads) {
+  // Where pieces begin and end, among items.
+  const u64 skew = (u64)to / 4 & 3, begin = ((first + skew + 3) & ~3ull) - skew, last = ((end + skew) & ~3ull) - skew;
+  const u64 head = begin < end ? begin : end;
+  for (u64 i = first + thread; i < head; i += threads) to[i] = mix(to[i]);
+  if (begin >= last) {
+    for (u64 i = head + thread; i < end; i += threads) to[i] = mix(to[i]);
+    return;
+  }
+  Four *quads = (Four *)(to + begin);
+  const u64 n = (last - begin) / 4;
+  for (u64 q = thread; q < n; q += 4 * threads) {
+    Four some[4];
+    for (u32 k = 0; k < 4; k++) if (q + k * threads < n) some[k] = quads[q + k * threads];
+    for (u32 k = 0; k < 4; k++) {
+      for (u32 j = 0; j < 4; j++) some[k].v[j] = mix(some[k].v[j]);
+      if (q + k * threads < n) quads[q + k * threads] = some[k];
+    }
+  }
+  for (u64 i = last + thread; i < end; i += threads) to[i] = mix(to[i]);
+}
+#endif
+TASK(sweep) { mix_all((u32 *)arg(t, 0), t->first, t->first + t->count, fb_lane(), fb_lanes()); }
+
+// Breadth-first search: a level with few vertices is done by the block that has it, which keeps the list of the next one to
+// itself; one with many is a range for all blocks, and a node that waits for all of its vertices is the next level.
 struct Search { const u32 *offsets, *edges; u32 *distances; u32 *frontier[2]; u32 count[2]; };
 #define FEW 1024
+// From so many edges on a vertex is a whole warp's.
+#define MANY 32
 // Now and then a search gives way to others.
 #ifdef FB_GPU
 #define TURNS 4096
@@ -63,20 +97,69 @@ struct Search { const u32 *offsets, *edges; u32 *distances; u32 *frontier[2]; u3
 #define TURNS 64
 #endif
 
-FB_DEVICE void expand(Search *s, u32 level, u32 *count, u64 first, u64 end, u64 warp, u64 warps, u32 lane) {
-  const u32 *from = s->frontier[level & 1];
-  u32 *to = s->frontier[(level + 1) & 1];
-  for (u64 i = first + warp; i < end; i += warps) {
-    const u32 v = from[i], last = s->offsets[v + 1];
-    for (u32 e = s->offsets[v] + lane; e < last; e += FB_WARP) {
-      const u32 w = s->edges[e];
-      if (fb_load(&s->distances[w]) == FB_NONE && fb_cas(&s->distances[w], FB_NONE, level + 1) == FB_NONE) to[fb_add(count, 1)] = w;
+// Four edges of a lane, from `e` on, as far as there are: their trips to memory are under way together. Whether the other
+// end was found now, and which it is, goes to `found`, which all lanes of a warp call.
+template <class Found> FB_DEVICE void four_edges(const u32 *edges, u32 *distances, u32 level, u64 e, u64 step, u64 last, bool look, Found found) {
+  u32 w[4], was[4];
+  for (u32 k = 0; k < 4; k++) w[k] = e + k * step < last ? edges[e + k * step] : FB_NONE;
+  for (u32 k = 0; k < 4; k++) was[k] = w[k] == FB_NONE ? 0 : look ? fb_peek(&distances[w[k]]) : FB_NONE;
+  for (u32 k = 0; k < 4; k++) if (was[k] == FB_NONE) was[k] = fb_try(&distances[w[k]], FB_NONE, level + 1);
+  for (u32 k = 0; k < 4; k++) found(w[k] != FB_NONE && was[k] == FB_NONE, w[k]);
+}
+
+// The vertices [first, end) of a list. `look`: most of the other ends are known already, and a look costs less than trying.
+template <class Found> FB_DEVICE void each_edge(const Search *s, u32 level, const u32 *from, u64 first, u64 end, u64 warp, u64 warps, u32 lane, bool look, Found found) {
+  const u32 *offsets = s->offsets, *edges = s->edges;
+  u32 *distances = s->distances;
+  // A lane has a vertex; with few vertices, fewer lanes do, of all warps.
+  const u64 fair = (end - first) / warps, per = fair < 1 ? 1 : fair < FB_WARP ? fair : FB_WARP;
+  for (u64 base = first + warp * per; base < end; base += warps * per) {
+    u32 e = 0, last = 0;
+    if (lane < per && base + lane < end) {
+      const u32 v = from[base + lane];
+      e = offsets[v];
+      last = offsets[v + 1];
     }
+    for (u32 many = fb_votes(last - e >= MANY); many; many &= many - 1) {
+      const u32 whose = fb_lowest(many);
+      const u64 begin = fb_tell(e, whose), until = fb_tell(last, whose);
+      for (u64 at = begin; at < until; at += 4 * FB_WARP) four_edges(edges, distances, level, at + lane, FB_WARP, until, look, found);
+      if (lane == whose) e = last;
+    }
+    for (u64 at = e; fb_votes(at < last); at += 4) four_edges(edges, distances, level, at, 1, last, look, found);
   }
+}
+
+// All that a warp found goes to a list of the device's with one addition.
+FB_DEVICE void expand(Search *s, u32 level, u32 *count, u64 first, u64 end, u64 warp, u64 warps, u32 lane) {
+  u32 *to = s->frontier[(level + 1) & 1];
+  each_edge(s, level, s->frontier[level & 1], first, end, warp, warps, lane, true, [=](bool is, u32 w) {
+    const u32 votes = fb_votes(is);
+    if (votes == 0) return;
+    const u32 one = fb_lowest(votes), at = fb_tell(lane == one ? fb_count(count, fb_ones(votes)) : 0, one);
+    if (is) to[at + fb_ones(votes & ((1u << lane) - 1))] = w;
+  });
 }
 FB_DEVICE void by_block(Search *s, u32 level, u64 first, u64 end) {
   const u32 warps = (fb_lanes() + FB_WARP - 1) / FB_WARP;
   expand(s, level, &s->count[(level + 1) & 1], first, end, fb_lane() / FB_WARP, warps, fb_lane() % FB_WARP);
+}
+// Levels of few vertices, in lists of the block's own. Three counts take turns: this level's, the next one's, and the one that
+// is cleared. Ends where there are none, or more than there is room for (those are in memory), or after TURNS.
+FB_DEVICE u32 by_one_block(Search *s, u32 l, u32 (*mine)[FEW], u32 *counts) {
+  const u32 warps = (fb_lanes() + FB_WARP - 1) / FB_WARP;
+  for (u32 turn = 0;; turn++, l++) {
+    fb_barrier();
+    const u32 n = counts[l % 3];
+    if (n == 0 || n > FEW || turn == TURNS) return l;
+    if (fb_lane() == 0) counts[(l + 2) % 3] = 0;
+    u32 *next = &counts[(l + 1) % 3], *here = mine[(l + 1) & 1], *there = s->frontier[(l + 1) & 1];
+    each_edge(s, l, mine[l & 1], 0, n, fb_lane() / FB_WARP, warps, fb_lane() % FB_WARP, false, [=](bool is, u32 w) {
+      if (!is) return;
+      const u32 at = fb_here_add(next, 1);
+      *(at < FEW ? &here[at] : &there[at]) = w;
+    });
+  }
 }
 TASK(many) {
   by_block((Search *)arg(t, 0), (u32)arg(t, 1), t->first, t->first + t->count);
@@ -86,33 +169,40 @@ TASK(many) {
 // One level as a range, for a host that waits for each.
 TASK(one_level) { by_block((Search *)arg(t, 0), (u32)arg(t, 1), t->first, t->first + t->count); }
 TASK(level) {
-  __shared__ u32 n, node;
+  __shared__ u32 mine[2][FEW], counts[3], node;
   __shared__ bool given;
   Search *s = (Search *)arg(t, 0);
-  u32 l = (u32)arg(t, 1);
-  for (u32 turn = 0;; turn++, l++) {
+  for (u32 l = (u32)arg(t, 1);; l++) {
     fb_barrier();
     if (fb_lane() == 0) {
-      n = fb_load(&s->count[l & 1]);
-      node = FB_NONE;
-      given = false;
-      const u64 next[2] = {(u64)s, l + 1};
-      if (n == 0) *(u64 *)fb_result(c) = l;
-      else fb_store(&s->count[(l + 1) & 1], 0);
-      if (n > FEW) node = fb_node(c, n, FN_level, 0, 1, next, sizeof next);
-      if (node != FB_NONE) {
-        const u64 part[3] = {(u64)s, l, node};
-        given = fb_spawn(c, FN_many, 0, n, part, sizeof part);
-      } else if (n > 0 && turn >= TURNS) {
-        const u64 again[2] = {(u64)s, l};
-        given = fb_spawn(c, FN_level, 0, 1, again, sizeof again);
-      }
+      counts[l % 3] = fb_load(&s->count[l & 1]);
+      counts[(l + 1) % 3] = 0;
     }
     fb_barrier();
-    if (n == 0 || given) return;
+    if (counts[l % 3] <= FEW) {
+      for (u32 i = fb_lane(); i < counts[l % 3]; i += fb_lanes()) mine[l & 1][i] = s->frontier[l & 1][i];
+      l = by_one_block(s, l, mine, counts);
+      for (u32 i = fb_lane(); i < counts[l % 3] && i < FEW; i += fb_lanes()) s->frontier[l & 1][i] = mine[l & 1][i];
+    }
+    const u32 n = counts[l % 3];
+    fb_barrier();
+    if (fb_lane() == 0) {
+      fb_store(&s->count[l & 1], n);
+      fb_store(&s->count[(l + 1) & 1], 0);
+      node = FB_NONE;
+      given = n == 0;
+      const u64 next[2] = {(u64)s, l + 1}, again[2] = {(u64)s, l};
+      if (n == 0) *(u64 *)fb_result(c) = l;
+      else if (n <= FEW) given = fb_spawn(c, FN_level, 0, 1, again, sizeof again);
+      else node = fb_node(c, n, FN_level, 0, 1, next, sizeof next);
+      const u64 part[3] = {(u64)s, l, node};
+      if (node != FB_NONE) given = fb_spawn(c, FN_many, 0, n, part, sizeof part);
+    }
+    fb_barrier();
+    if (given) return;
+    // There was no room for others' part, so it is done here, and with it the wait of the next level, if there is one that waits.
     by_block(s, l, 0, n);
     if (node == FB_NONE) continue;
-    // There was no room for the range, so it is done, and with it the wait of the next level.
     fb_barrier();
     if (fb_lane() == 0) fb_release_many(c, node, n);
     return;
@@ -127,9 +217,7 @@ FB_DEVICE u64 threads_of(void) { return (u64)gridDim.x * blockDim.x; }
 extern "C" __global__ void echo_alone(u64 *to, u64 v) {
   if (thread_of() == 0) *to = v + 1;
 }
-extern "C" __global__ void work_alone(u32 *to, u64 first, u64 n) {
-  for (u64 i = first + thread_of(); i < first + n; i += threads_of()) to[i] = mix(to[i]);
-}
+extern "C" __global__ void work_alone(u32 *to, u64 first, u64 n) { mix_all(to, first, first + n, thread_of(), threads_of()); }
 extern "C" __global__ void softmax_alone(const float *in, float *out, u64 n) {
   for (u64 i = thread_of() / FB_WARP; i < n; i += threads_of() / FB_WARP) softmax_of(in + i * 256, out + i * 256, threadIdx.x % FB_WARP);
 }
