@@ -50,16 +50,47 @@ impl Width {
 pub unsafe fn store(width: Width, src: *const u8, dst: *mut u8, bytes: usize) {
     // SAFETY: by the contract; the width is one of this processor's, since there is no other way to get one than
     // `Width::available` and constants, which `clamp` lowers.
-    unsafe { copy(width.min(Width::widest()), src, dst, bytes, dst as usize, true) }
+    unsafe { copy(width.min(Width::widest()), src, dst, bytes) }
 }
 
-/// Copies with streaming loads from `src`, after a fence: what is loaded is not older than the call.
+/// Bytes of a line, which is what one trip to memory that is not cached brings.
+const LINE: usize = 64;
+
+/// Copies with streaming loads from `src`, after a fence: what is loaded is not older than the call. Lines are loaded whole,
+/// and what lies beside the range dropped: ordinary loads would bring the ends a few bytes at a time, one trip after another.
 ///
 /// # Safety
-/// As [`store`].
+/// All lines (aligned 64 bytes) in which `src` and the `bytes` bytes from there on lie are valid for reading, and `dst` is for
+/// writing `bytes` bytes; they do not overlap.
 pub unsafe fn load(width: Width, src: *const u8, dst: *mut u8, bytes: usize) {
-    // SAFETY: as in `store`.
-    unsafe { copy(width.min(Width::widest()), src, dst, bytes, src as usize, false) }
+    #[repr(align(64))]
+    struct Line([u8; LINE]);
+    let width = width.min(Width::widest());
+    let step = width as usize;
+    if step == 0 || bytes == 0 {
+        // SAFETY: by the contract.
+        unsafe { std::ptr::copy_nonoverlapping(src, dst, bytes) };
+        return;
+    }
+    let skip = src as usize % LINE;
+    let head = if skip == 0 { 0 } else { (LINE - skip).min(bytes) };
+    let (body, tail) = ((bytes - head) / LINE, (bytes - head) % LINE);
+    let (mut first, mut last) = (Line([0; LINE]), Line([0; LINE]));
+    // SAFETY: each line that is loaded has a byte of the range in it; head, body and tail are the range. Both ends are
+    // stored after all loads have begun, so that these are under way together.
+    unsafe {
+        fence(width);
+        if head > 0 {
+            lines(width, src.sub(skip), first.0.as_mut_ptr(), LINE / step, false);
+        }
+        lines(width, src.add(head), dst.add(head), body * (LINE / step), false);
+        let at = head + body * LINE;
+        if tail > 0 {
+            lines(width, src.add(at), last.0.as_mut_ptr(), LINE / step, false);
+        }
+        std::ptr::copy_nonoverlapping(first.0.as_ptr().add(skip), dst, head);
+        std::ptr::copy_nonoverlapping(last.0.as_ptr(), dst.add(at), tail);
+    }
 }
 
 /// Stores one line of 64 bytes so that whoever sees its last eight bytes sees all of it: in one transaction where the
@@ -97,32 +128,27 @@ unsafe fn whole_line(line: &[u64; 8], dst: *mut u64) {
     unsafe { _mm512_stream_si512(dst.cast(), _mm512_loadu_si512(line.as_ptr().cast())) };
 }
 
-/// Ordinary instructions up to where `align` is aligned to the width and from the last whole line on.
+/// Ordinary instructions up to where `dst` is aligned to the width and from the last whole line on.
 ///
 /// # Safety
 /// As [`store`], and this processor has the width.
-unsafe fn copy(width: Width, src: *const u8, dst: *mut u8, bytes: usize, align: usize, storing: bool) {
+unsafe fn copy(width: Width, src: *const u8, dst: *mut u8, bytes: usize) {
     let step = width as usize;
-    if step == 0 || bytes < 2 * step {
+    if step == 0 || bytes < step {
         // SAFETY: by the contract.
         unsafe { std::ptr::copy_nonoverlapping(src, dst, bytes) };
         fence(width);
         return;
     }
-    let head = align.wrapping_neg() % step;
+    let head = (dst as usize).wrapping_neg() % step;
     let body = (bytes - head) / step * step;
-    // SAFETY: head + body ≤ bytes; the middle call starts at an aligned address of the side that needs it.
+    // SAFETY: head + body ≤ bytes; the middle call starts at an aligned address.
     unsafe {
-        if !storing {
-            fence(width);
-        }
         std::ptr::copy_nonoverlapping(src, dst, head);
-        lines(width, src.add(head), dst.add(head), body / step, storing);
+        lines(width, src.add(head), dst.add(head), body / step, true);
         let at = head + body;
         std::ptr::copy_nonoverlapping(src.add(at), dst.add(at), bytes - at);
-        if storing {
-            fence(width);
-        }
+        fence(width);
     }
 }
 
@@ -214,7 +240,11 @@ mod tests {
 
     #[test]
     fn every_width_copies_exactly_its_range_at_any_offset() {
-        let from: Vec<u8> = (0..5000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        #[repr(align(64))]
+        struct Lines([u8; 5056]);
+        let mut all = Lines([0; 5056]);
+        let from = &mut all.0;
+        (0u32..).zip(from.iter_mut()).for_each(|(i, b)| *b = (i.wrapping_mul(2_654_435_761) >> 24) as u8);
         let mut seed = 1u64;
         let mut random = |n: usize| {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -226,7 +256,7 @@ mod tests {
                 let n = if round % 2 == 0 { random(200) } else { random(4600) };
                 for copy in [store, load] {
                     let mut to = vec![0xEEu8; 5000];
-                    // SAFETY: both ranges lie within their vectors.
+                    // SAFETY: both ranges lie within their arrays, and so do the lines of the first.
                     unsafe { copy(width, from.as_ptr().add(s), to.as_mut_ptr().add(d), n) };
                     assert!(to[d..d + n] == from[s..s + n], "{width:?}: {n} B from {s} to {d}");
                     let outside = to[..d].iter().chain(&to[d + n..]);

@@ -108,9 +108,7 @@ thread_local! {
 impl Context {
     /// Makes the context current on this thread; an error once it is lost.
     fn enter(&self) -> Result<&'static Driver> {
-        if let Some(why) = self.primary.lost.get() {
-            return Err(Error::Lost { device: self.name.clone(), why: why.clone() });
-        }
+        self.alive()?;
         // Other users of the driver on this thread make contexts of theirs current.
         let mut current = null_mut();
         // SAFETY: `current` is valid.
@@ -122,6 +120,14 @@ impl Context {
             CURRENT.set(self.primary.serial);
         }
         Ok(self.driver)
+    }
+
+    /// That the device is not known to be lost; for what needs no call of the driver.
+    fn alive(&self) -> Result<()> {
+        match self.primary.lost.get() {
+            Some(why) => Err(Error::Lost { device: self.name.clone(), why: why.clone() }),
+            None => Ok(()),
+        }
     }
 
     /// An attribute of the device; 0 if the driver does not know it.

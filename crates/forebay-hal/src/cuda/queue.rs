@@ -244,7 +244,7 @@ impl Queue for CudaQueue {
         host: *mut u8,
         bytes: usize,
     ) -> Result<()> {
-        let d = self.context.enter()?;
+        self.context.alive()?;
         check_range(device, offset, bytes, &self.context.name)?;
         let memory = self.mine(device).ok_or_else(|| self.foreign("buffer"))?.ptr;
         let there = memory + offset as u64;
@@ -259,6 +259,7 @@ impl Queue for CudaQueue {
                     Direction::ToDevice => Lane::Up,
                     Direction::ToHost => Lane::Down,
                 };
+                let d = self.context.enter()?;
                 let stream = self.lanes.before(lane, std::iter::once(memory), Some(range).into_iter())?;
                 let (call, code) = match direction {
                     Direction::ToDevice => {
@@ -276,6 +277,7 @@ impl Queue for CudaQueue {
                 Ok(())
             }
             (Method::Kernel, _) => {
+                self.context.enter()?;
                 let copy = self.copy.get().cloned().flatten();
                 let copy = copy.ok_or_else(|| self.unsupported("copies by kernel without a compiler"))?;
                 // Page-locked memory has one address for both sides.
@@ -289,9 +291,12 @@ impl Queue for CudaQueue {
             (Method::Mapped, _) => {
                 let host_side = self.mine(device).and_then(|m| m.part.as_ref()?.host());
                 let mapped = host_side.ok_or_else(|| self.unsupported("mapping this memory into the processor"))?;
-                // What is before it in the queue comes first.
-                let fence = self.fence()?;
-                self.wait(fence)?;
+                // What is before it in the queue comes first. With nothing there the driver is not asked at all: its calls
+                // would be a part of a small copy's time.
+                if self.lanes.is_dirty() || self.reached < self.issued {
+                    let fence = self.fence()?;
+                    self.wait(fence)?;
+                }
                 // SAFETY: the range was checked and lies in the window; nothing of this queue uses it any more.
                 unsafe { super::window::copy(direction, mapped.add(offset), host, bytes) };
                 Ok(())
@@ -300,7 +305,7 @@ impl Queue for CudaQueue {
     }
 
     unsafe fn post(&mut self, device: &Buffer, offset: usize, host: *const u8, bytes: usize) -> Result<()> {
-        self.context.enter()?;
+        self.context.alive()?;
         check_range(device, offset, bytes, &self.context.name)?;
         if let Some(mapped) = self.mine(device).and_then(|m| m.part.as_ref()?.host()) {
             // SAFETY: the range was checked and lies in the window; the contract says that nothing else uses it.

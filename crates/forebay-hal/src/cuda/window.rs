@@ -288,7 +288,8 @@ impl Drop for Slab {
 /// `device` is in a window; `bytes` are valid on both sides; nothing on the device uses them.
 pub(super) unsafe fn copy(to: crate::Direction, device: NonNull<u8>, host: *mut u8, bytes: usize) {
     use crate::cpu::streaming::{self, Width};
-    // SAFETY: by the contract. The load behind the stores (which end in a fence) overtakes none of them on the bus.
+    // SAFETY: by the contract; parts of a window begin and end between lines (`ALIGN`). The load behind the stores (which end
+    // in a fence) overtakes none of them on the bus.
     unsafe {
         match to {
             crate::Direction::ToDevice => {
