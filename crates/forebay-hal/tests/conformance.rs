@@ -173,6 +173,45 @@ fn device_memory_is_mapped_and_given_back() {
     assert_eq!(rm.clients(), 0);
 }
 
+/// What a device that has left the bus answers, through all mappings of its memory.
+fn ones_everywhere() {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    for line in maps.lines().filter(|l| l.contains("memfd:vram") && l.contains(" rw")) {
+        let (from, to) = line.split(' ').next().unwrap().split_once('-').unwrap();
+        let [from, to] = [from, to].map(|s| usize::from_str_radix(s, 16).unwrap());
+        // SAFETY: mapped for writing, and nothing is on its way there.
+        unsafe { std::ptr::write_bytes(from as *mut u8, 0xFF, to - from) };
+    }
+}
+
+#[test]
+fn a_device_that_left_the_bus_is_lost_and_ones_alone_say_nothing() {
+    if !stand_in::is_here() {
+        return stand_in::again("a_device_that_left_the_bus_is_lost_and_ones_alone_say_nothing");
+    }
+    let rm = FakeRm::default();
+    assert_eq!(methods(&rm).0, Method::ALL);
+    let (devices, _) = discover(&[Kind::Cuda]);
+    let d = &devices[0];
+    let (b, mut q) = (d.alloc_mapped(1000).unwrap(), d.queue().unwrap());
+    let mut mapped = |direction, at, bytes: &mut [u8]| {
+        // SAFETY: awaited by the copy itself.
+        unsafe { q.transfer(Method::Mapped, direction, &b, at, bytes.as_mut_ptr(), bytes.len()) }
+    };
+    use forebay_hal::Direction::{ToDevice, ToHost};
+    let mut some = [0xFFu8; 100];
+    mapped(ToDevice, 3, &mut some).unwrap();
+    let mut back = [0u8; 100];
+    mapped(ToHost, 3, &mut back).unwrap();
+    assert_eq!(back, some, "ones are as good as anything");
+    ones_everywhere();
+    let lost = mapped(ToHost, 500, &mut back);
+    assert!(matches!(&lost, Err(Error::Lost { why, .. }) if why.contains("ones")), "{lost:?}");
+    let after = mapped(ToDevice, 0, &mut [1]);
+    assert!(matches!(after, Err(Error::Lost { .. })), "{after:?}");
+    assert!(matches!(q.fence(), Err(Error::Lost { .. })));
+}
+
 #[test]
 fn without_a_mapping_memory_is_ordinary_and_the_device_says_why() {
     if !stand_in::is_here() {

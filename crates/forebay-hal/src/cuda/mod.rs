@@ -164,15 +164,19 @@ impl Context {
         Error::Invalid { device: self.name.clone(), what }
     }
 
+    /// The device is lost from now on, if it was not before.
+    fn lose(&self, why: String) -> Error {
+        let why = self.primary.lost.get_or_init(|| why).clone();
+        Error::Lost { device: self.name.clone(), why }
+    }
+
     fn check(&self, call: &'static str, code: CuResult) -> Result<()> {
         if code == SUCCESS {
             return Ok(());
         }
         let name = self.driver.error_name(code);
         if sys::STICKY.contains(&code) {
-            let why = format!("{call}: {name} ({code})");
-            let why = self.primary.lost.get_or_init(|| why).clone();
-            return Err(Error::Lost { device: self.name.clone(), why });
+            return Err(self.lose(format!("{call}: {name} ({code})")));
         }
         Err(Error::Driver(DriverError { call, code: i64::from(code), name, device: self.name.clone() }))
     }

@@ -19,6 +19,9 @@ use crate::{Error, Result};
 const ALIGN: usize = 256;
 /// Bytes of a slab; larger buffers have one of their own.
 const SLAB: usize = 4 << 20;
+/// Stands at the beginning of every slab. A device that has left the bus answers every read with ones, and so does not
+/// say this any more.
+const PRESENT: u64 = 0x466f_7265_6261_7921;
 
 /// The kernel that mappings are asked of; the machine's own unless a test has set another.
 static RM: OnceLock<Arc<dyn Rm>> = OnceLock::new();
@@ -76,6 +79,16 @@ impl Part {
         // SAFETY: the part lies within the slab, all of which is mapped.
         Some(unsafe { p.add(self.offset) })
     }
+
+    /// Whether the device still answers.
+    pub(super) fn is_present(&self) -> bool {
+        // SAFETY: a slab begins with a word, in which nobody else has a part.
+        self.slab
+            .mapping
+            .as_ref()
+            .and_then(Mapping::ptr)
+            .is_some_and(|p| unsafe { p.cast::<u64>().read_volatile() } == PRESENT)
+    }
 }
 
 impl Drop for Part {
@@ -131,7 +144,7 @@ impl Windows {
                 return Some(Part { slab, offset, bytes });
             }
         }
-        match self.slab(context, bytes.max(SLAB)) {
+        match self.slab(context, bytes.checked_add(ALIGN)?.max(SLAB)) {
             Ok(slab) => {
                 let slab = Arc::new(slab);
                 let offset = take(&mut slab.free.lock().unwrap_or_else(PoisonError::into_inner), bytes)?;
@@ -176,7 +189,7 @@ impl Windows {
             bytes,
             handle: 0,
             done: 0,
-            free: Mutex::new(vec![(0, bytes)]),
+            free: Mutex::new(vec![(ALIGN, bytes - ALIGN)]),
             context: context.clone(),
         };
         // SAFETY: `address` is valid for the call; no alignment, place or flags are asked for.
@@ -199,7 +212,12 @@ impl Windows {
         // SAFETY: one description is passed.
         let code = unsafe { (d.cuMemSetAccess)(slab.address, bytes, &access, 1) };
         context.check("cuMemSetAccess", code)?;
-        slab.mapping = Some(self.map(context, &slab)?);
+        let mapping = self.map(context, &slab)?;
+        if let Some(p) = mapping.ptr() {
+            // SAFETY: a slab has more than a word, and nobody has a part of it yet.
+            unsafe { p.cast::<u64>().write_volatile(PRESENT) };
+        }
+        slab.mapping = Some(mapping);
         Ok(slab)
     }
 
@@ -282,11 +300,12 @@ impl Drop for Slab {
     }
 }
 
-/// The processor's copy between its memory and a part, and proof that it arrived.
+/// The processor's copy between its memory and a part, and proof that it arrived. False when what came back is what a device
+/// that has left the bus would say, too: ones.
 ///
 /// # Safety
-/// `device` is in a window; `bytes` are valid on both sides; nothing on the device uses them.
-pub(super) unsafe fn copy(to: crate::Direction, device: NonNull<u8>, host: *mut u8, bytes: usize) {
+/// `device` is in a window; `bytes`, at least one, are valid on both sides; nothing on the device uses them.
+pub(super) unsafe fn copy(to: crate::Direction, device: NonNull<u8>, host: *mut u8, bytes: usize) -> bool {
     use crate::cpu::streaming::{self, Width};
     // SAFETY: by the contract; parts of a window begin and end between lines (`ALIGN`). The load behind the stores (which end
     // in a fence) overtakes none of them on the bus.
@@ -294,9 +313,12 @@ pub(super) unsafe fn copy(to: crate::Direction, device: NonNull<u8>, host: *mut 
         match to {
             crate::Direction::ToDevice => {
                 streaming::store(Width::widest(), host, device.as_ptr(), bytes);
-                std::ptr::read_volatile(device.as_ptr());
+                std::ptr::read_volatile(device.as_ptr()) != 0xFF
             }
-            crate::Direction::ToHost => streaming::load(Width::widest(), device.as_ptr(), host, bytes),
+            crate::Direction::ToHost => {
+                streaming::load(Width::widest(), device.as_ptr(), host, bytes);
+                std::slice::from_raw_parts(host, bytes.min(8)).iter().any(|b| *b != 0xFF)
+            }
         }
     }
 }
