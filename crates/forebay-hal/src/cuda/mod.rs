@@ -189,6 +189,23 @@ impl Drop for Context {
     }
 }
 
+/// How much memory kernels of the context that is current on this thread have for their own `malloc`, before the first such
+/// kernel runs (eight mebibytes otherwise); for programs that are compared with.
+///
+/// # Errors
+/// No driver, or that it refused.
+#[doc(hidden)]
+pub fn set_malloc_heap(bytes: usize) -> Result<()> {
+    let driver = sys::driver()?;
+    // SAFETY: only numbers are passed.
+    let code = unsafe { (driver.cuCtxSetLimit)(sys::LIMIT_MALLOC_HEAP, bytes) };
+    if code == SUCCESS {
+        return Ok(());
+    }
+    let (call, device) = ("cuCtxSetLimit", "the current context".into());
+    Err(Error::Driver(DriverError { call, code: i64::from(code), name: driver.error_name(code), device }))
+}
+
 /// A CUDA device.
 pub struct CudaDevice {
     info: DeviceInfo,

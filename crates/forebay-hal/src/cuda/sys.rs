@@ -41,6 +41,8 @@ pub const ATTRIBUTE_RDMA_WITH_VMM: c_int = 110;
 
 pub const MEM_ALLOCATION_PINNED: c_int = 1;
 pub const MEM_HANDLE_POSIX_FD: c_int = 1;
+/// What `cuCtxSetLimit` calls the size of the device's own heap.
+pub const LIMIT_MALLOC_HEAP: c_int = 2;
 pub const MEM_LOCATION_DEVICE: c_int = 1;
 pub const MEM_ACCESS_READ_WRITE: c_int = 3;
 pub const MEM_GRANULARITY_MINIMUM: c_int = 0;
@@ -142,6 +144,7 @@ table! {
     cuDevicePrimaryCtxReset / "cuDevicePrimaryCtxReset_v2": fn(device: CuDevice);
     cuCtxGetCurrent / "cuCtxGetCurrent": fn(context: *mut CuContext);
     cuCtxSetCurrent / "cuCtxSetCurrent": fn(context: CuContext);
+    cuCtxSetLimit / "cuCtxSetLimit": fn(limit: c_int, value: usize);
     cuGetErrorName / "cuGetErrorName": fn(code: CuResult, name: *mut *const c_char);
     cuMemAlloc / "cuMemAlloc_v2": fn(p: *mut CuDevicePtr, bytes: usize);
     cuMemFree / "cuMemFree_v2": fn(p: CuDevicePtr);

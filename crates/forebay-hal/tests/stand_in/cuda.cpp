@@ -292,6 +292,7 @@ API int cuDevicePrimaryCtxReset_v2(int d) {
   return OK;
 }
 API int cuCtxGetCurrent(void** c) { *c = current; return OK; }
+API int cuCtxSetLimit(int limit, size_t n) { READY; return limit == 2 && n ? OK : INVALID_VALUE; }
 API int cuCtxSetCurrent(void* c) {
   if (c && !is_context(c)) return INVALID_CONTEXT;
   current = c;
