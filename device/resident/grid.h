@@ -37,9 +37,8 @@ FB_DEVICE u32 fb_others_idle(Context *c) {
 FB_DEVICE bool fb_call(u32 function, Context *c, const Task *t);
 FB_DEVICE u32 fb_kind(u32 function);
 
-// A task for whoever has time, as part of the same root; false when there is no room (the caller may do it itself).
-// Of a TASK one lane at a time calls it, of a TASK_PER_WARP one lane of the warp, of a TASK_PER_THREAD every lane as it likes.
-FB_DEVICE bool fb_spawn(Context *c, u32 function, u64 first, u64 count, const void *args, u32 bytes) {
+// A task as part of the same root: rather the block's own, or everybody's.
+FB_DEVICE bool fb_make(Context *c, u32 function, u64 first, u64 count, const void *args, u32 bytes, u32 own) {
   Task t;
   t.function = function;
   t.root = c->root;
@@ -49,8 +48,7 @@ FB_DEVICE bool fb_spawn(Context *c, u32 function, u64 first, u64 count, const vo
   fb_put_args(&t, args, bytes);
   Grid *g = c->grid;
   Queue *q = &g->state->queues[t.priority & 1];
-  // What is one's own is quickest, unless others have nothing to do.
-  for (u32 own = fb_others_idle(c) == 0, tries = 0; tries < 2; own = !own, tries++) {
+  for (u32 tries = 0; tries < 2; own = !own, tries++) {
     if (own) {
       t.counted = fb_count_kept(c);
       if (t.counted == FB_COUNTED) fb_count_all(c);
@@ -65,6 +63,18 @@ FB_DEVICE bool fb_spawn(Context *c, u32 function, u64 first, u64 count, const vo
     }
   }
   return false;
+}
+
+// A task for whoever has time; false when there is no room (the caller may do it itself). What is one's own is quickest,
+// unless others have nothing to do.
+// Of a TASK one lane at a time calls it, of a TASK_PER_WARP one lane of the warp, of a TASK_PER_THREAD every lane as it likes.
+FB_DEVICE bool fb_spawn(Context *c, u32 function, u64 first, u64 count, const void *args, u32 bytes) {
+  return fb_make(c, function, first, count, args, bytes, fb_others_idle(c) == 0);
+}
+
+// The same of one that follows the caller, which is about to end: it begins soonest in the same block, whoever is idle.
+FB_DEVICE bool fb_follow(Context *c, u32 function, u64 first, u64 count, const void *args, u32 bytes) {
+  return fb_make(c, function, first, count, args, bytes, 1);
 }
 
 // A task that begins when `pending` others have said so (fb_release). Its number, or FB_NONE when there is no room.

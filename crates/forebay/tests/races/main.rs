@@ -132,8 +132,8 @@ FB_DEVICE void grow(Context *c, const Task *t, u32 function) {
   const u64 depth = arg(t, 0);
   if (depth == 0) { count(arg(t, 1), 1); return; }
   const u64 args[2] = {depth - 1, arg(t, 1)};
-  for (u32 i = 0; i < 2; i++)
-    if (!fb_spawn(c, function, 0, 1, args, sizeof args)) count(arg(t, 1), 1ull << (depth - 1));
+  if (!fb_spawn(c, function, 0, 1, args, sizeof args)) count(arg(t, 1), 1ull << (depth - 1));
+  if (!fb_follow(c, function, 0, 1, args, sizeof args)) count(arg(t, 1), 1ull << (depth - 1));
 }
 // The same by all lanes of a block, by a warp, by a lane.
 TASK(tree) { if (fb_lane() == 0) grow(c, t, FN_tree); }

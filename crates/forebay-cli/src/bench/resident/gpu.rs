@@ -14,7 +14,7 @@ use super::search::Csr;
 use super::{TASKS, in_a_row};
 use crate::bench::schema::{Row, median, quantile};
 
-const FUNCTIONS: [&str; 8] = ["echo", "chain", "work", "sweep", "tree", "softmax", "level", "many"];
+const FUNCTIONS: [&str; 9] = ["echo", "chain", "hop", "work", "sweep", "tree", "softmax", "level", "many"];
 /// Items of a range that a block does at a time: of little work, and where the work in them differs.
 const LIGHT: u64 = 1 << 15;
 const UNEVEN: u64 = 64;
@@ -263,6 +263,15 @@ impl Gpu {
         let n = trips as u64;
         let chain = self.call("chain", &[n])?;
         let dependent = seconds(repeats, || self.wait(chain).map(|left| assert_eq!(left, 0)))?;
+        let hop = self.call("hop", &[n, u64::MAX, 0])?;
+        let mut elsewhere = 0;
+        let across = seconds(repeats, || {
+            let grid = self.grid()?;
+            let done = grid.wait(grid.submit(hop).map_err(text)?).map_err(text)?;
+            let [left, changes] = done.result_as::<[u64; 2]>();
+            elsewhere = changes * 100 / n;
+            if left == 0 { Ok(()) } else { Err(format!("{left} of {n} tasks had no room")) }
+        })?;
         self.end()?;
         let (echo, to) = (self.kernel("echo_alone")?, self.device.alloc(8).map_err(text)?);
         let mut launches = Vec::with_capacity(trips);
@@ -295,7 +304,12 @@ impl Gpu {
             "µs",
             Some(dependent / n as f64 * 1e6),
         );
-        self.rows.push(row.peer("two launches, each awaited", Some(2.0 * quantile(launches, 0.5))).below(0.4));
+        let launches = Some(2.0 * quantile(launches, 0.5));
+        self.rows.push(row.peer("two launches, each awaited", launches).below(0.4));
+        let what =
+            format!("A, cuda: a task and the one that it makes for others ({elsewhere} % on another multiprocessor)");
+        let row = Row::new(what, "µs", Some(across / n as f64 * 1e6));
+        self.rows.push(row.peer("two launches, each awaited", launches).below(1.5));
         Ok(())
     }
 

@@ -216,6 +216,7 @@ fn on_cpu() -> Result<Vec<Row>> {
     let functions = [
         "echo",
         "chain",
+        "hop",
         "work",
         "sweep",
         "tree",

@@ -12,10 +12,18 @@ FB_DEVICE u64 arg(const Task *t, u32 i) { return ((const u64 *)t->args)[i]; }
 
 TASK_PER_THREAD(echo) { *(u64 *)fb_result(c) = arg(t, 0) + 1; }
 
-// A chain of tasks of which each makes the next.
+// A chain of tasks of which each makes the next: for itself, or for whoever has time. The latter counts how often that was
+// another block.
 TASK_PER_THREAD(chain) {
   const u64 left[1] = {arg(t, 0) - 1};
-  if (left[0] == 0 || !fb_spawn(c, FN_chain, 0, 1, left, sizeof left)) *(u64 *)fb_result(c) = left[0];
+  if (left[0] == 0 || !fb_follow(c, FN_chain, 0, 1, left, sizeof left)) *(u64 *)fb_result(c) = left[0];
+}
+TASK_PER_THREAD(hop) {
+  const u64 next[3] = {arg(t, 0) - 1, c->block, arg(t, 2) + (arg(t, 1) != c->block)};
+  if (next[0] == 0 || !fb_spawn(c, FN_hop, 0, 1, next, sizeof next)) {
+    ((u64 *)fb_result(c))[0] = next[0];
+    ((u64 *)fb_result(c))[1] = next[2];
+  }
 }
 
 FB_DEVICE u32 mix(u32 v) { return v * 2654435761u + 1; }
