@@ -136,9 +136,6 @@ FB_DEVICE u64 fb_give(Heap *h, u32 word, u32 c, u32 bits) {
   return old;
 }
 
-// What was taken belonged to another class meanwhile.
-FB_DEVICE void fb_give_back(Heap *h, u32 word, u32 c, u32 bits) { fb_give(h, word, c, bits); }
-
 // Takes up to `want` slots of a word, if it is of class c as it was just seen.
 FB_DEVICE u32 fb_claim(Heap *h, u32 word, u64 seen, u32 c, u32 want, u32 turn) {
   if ((u32)(seen >> 32) != c + 1 || (u32)seen == 0) return 0;
@@ -150,7 +147,7 @@ FB_DEVICE u32 fb_claim(Heap *h, u32 word, u64 seen, u32 c, u32 want, u32 turn) {
   const u32 now = (u32)(old >> 32);
   if (now == c + 1) return got;
   // The page became another class's between both looks: what was taken is that one's.
-  fb_give_back(h, word, now - 1, got);
+  fb_give(h, word, now - 1, got);
   return 0;
 }
 
@@ -303,18 +300,22 @@ FB_DEVICE void *fb_slot(Heap *h, u32 word, u32 c, u32 bit) {
 
 // Takes pages [first, first + n) from the pool, all of them or none.
 FB_DEVICE bool fb_take_range(Heap *h, u64 first, u64 n) {
-  for (u64 i = first; i < first + n;) {
+  bool all = true;
+  // What goes back cannot be seen until then.
+  fb_add(&h->moving, 1);
+  for (u64 i = first; i < first + n && all;) {
     const u64 end = first + n < (i / 64 + 1) * 64 ? first + n : (i / 64 + 1) * 64;
     const u64 count = end - i, mask = (count == 64 ? ~0ull : (1ull << count) - 1) << (i & 63);
     const u64 got = fb_set_take_mask(&h->sets, FB_SET_POOL, (u32)(i / 64), mask);
     if (got != mask) {
       if (got) fb_set_add_mask(&h->sets, FB_SET_POOL, (u32)(i / 64), got);
       for (u64 j = first; j < i; j++) fb_set_add(&h->sets, FB_SET_POOL, (u32)j);
-      return false;
+      all = false;
     }
     i = end;
   }
-  return true;
+  fb_add(&h->moved, 1);
+  return all;
 }
 
 // The beginning of `n` free pages in a row, taken; FB_NO_PAGE when there are none. From the end on, away from small pieces.
@@ -356,8 +357,9 @@ FB_DEVICE void *fb_malloc_large(Heap *h, u64 bytes) {
     fb_add(&h->moved, 1);
     if (!any || (p = fb_take_pages(h, n)) == FB_NO_PAGE) return 0;
   }
-  for (u64 i = 1; i < n; i++) fb_store(&h->page[p + i].kind, FB_PAGE_TAIL);
-  fb_store(&h->page[p].pages, (u32)n);
+  // One wait for all of them.
+  for (u64 i = 1; i < n; i++) fb_mark(&h->page[p + i].kind, FB_PAGE_TAIL);
+  fb_mark(&h->page[p].pages, (u32)n);
   fb_store(&h->page[p].kind, FB_PAGE_LARGE);
   return h->arena + ((u64)p << FB_PAGE_SHIFT);
 }
@@ -372,7 +374,8 @@ FB_DEVICE u32 fb_free_large(Heap *h, u32 p) {
   // Only one of those who free it sees it live.
   const u64 n = fb_load(&h->page[p].pages);
   if (fb_cas(&h->page[p].kind, FB_PAGE_LARGE, FB_PAGE_FREE) != FB_PAGE_LARGE) return FB_DOUBLE;
-  for (u64 i = 1; i < n; i++) fb_store(&h->page[p + i].kind, FB_PAGE_FREE);
+  // Before they are in the pool.
+  for (u64 i = 1; i < n; i++) fb_mark(&h->page[p + i].kind, FB_PAGE_FREE);
   for (u64 i = p; i < p + n;) {
     const u64 end = p + n < (i / 64 + 1) * 64 ? p + n : (i / 64 + 1) * 64, count = end - i;
     fb_set_add_mask(&h->sets, FB_SET_POOL, (u32)(i / 64), (count == 64 ? ~0ull : (1ull << count) - 1) << (i & 63));
