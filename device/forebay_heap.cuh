@@ -1,7 +1,7 @@
 // The heap on its own, for any CUDA C++ program: compile with nvcc -I device.
 //
 //     FbHeap heap;
-//     if (fb_heap_create(&heap, 1ull << 30) != cudaSuccess) …   // a GiB, all of it for pieces but 1.6 %
+//     if (fb_heap_create(&heap, 1ull << 30) != cudaSuccess) …   // a GiB, all of it for pieces but 2 %
 //     kernel<<<blocks, threads>>>(heap.device, …);               // in it: fb_malloc(heap, bytes), fb_free(heap, pointer)
 //                                                                // (not in a kernel that sets a heap up itself)
 //     HeapUse use;

@@ -226,7 +226,7 @@ FB_DEVICE void fb_deal(Context *c, Task *t, Deal *d) {
   // At most as many as the queue has room for, and each gets some.
   const u32 places = fb_obtain(&q->space, (u32)(idle < worth ? idle : worth));
   if (places == 0) return;
-  d->each = (t->count + places) / (places + 1);
+  d->each = (t->count - 1) / (places + 1) + 1;
   d->parts = (u32)((t->count - 1) / d->each);
   if (d->parts < places) fb_add(&q->space, places - d->parts);
   d->first = t->first + d->each;

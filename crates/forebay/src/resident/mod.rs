@@ -233,14 +233,15 @@ impl Builder {
         self
     }
 
-    /// Items of a range that a block does at a time.
+    /// Items of a range that a block does at a time, and the fewest that are worth giving to one that is idle (of functions
+    /// for a thread or a warp four for each of a block's are enough, if that is less).
     pub fn grain(mut self, items: u64) -> Self {
         self.sizes.grain = items;
         self
     }
 
-    /// Memory that tasks may allocate (`fb_new`, `fb_delete`), in bytes, with what describes it: 1.6 % and some KiB for each
-    /// block. Without, they get none.
+    /// Memory that tasks may allocate (`fb_new`, `fb_delete`), in bytes, with what describes it: 1.6 %, and on a CUDA device
+    /// 20 KiB for each multiprocessor (1.3 of a heap below 256 MiB). Without, they get none.
     pub fn heap(mut self, bytes: u64) -> Self {
         self.sizes.heap = Some(bytes);
         self

@@ -173,8 +173,43 @@ static void once(u32 seed) {
   for (u32 i = 0; i < 2; i++) CHECK(state.heads[i].next == tasks);
 }
 
+// A range of any length is dealt out whole, to no more than there is room for.
+static void deals(u32 seed) {
+  State state = {};
+  Grid g = {};
+  Root root = {};
+  Own own = {};
+  Context c = {&g, 0, 0, 0, &own, 0, 0, 1};
+  std::vector<Cell> cells(8);
+  g.state = &state;
+  g.roots = &root;
+  g.grain = 1 + seed % 50;
+  const u64 counts[] = {2, 3, 100, 12345, ~0ull - seed, ~0ull};
+  for (u64 count : counts) {
+    fill(state.queues[0], cells);
+    state.idle = 1 + seed % 11;
+    root.remaining = 0;
+    Task t = {};
+    t.function = FN_ones;
+    t.count = count;
+    Deal d;
+    fb_deal(&c, &t, &d);
+    CHECK(d.parts <= 8 && d.parts <= state.idle && root.remaining == d.parts && state.queues[0].space == 8 - d.parts);
+    u64 next = t.count;
+    for (u32 i = 0; i < d.parts; i++) {
+      const u64 first = d.first + i * d.each, left = d.end - first;
+      CHECK(first == next && left > 0);
+      next += left < d.each ? left : d.each;
+    }
+    CHECK(next == count);
+  }
+}
+
 int main(int argc, char **argv) {
   const u32 first = (u32)atoi(argv[1]), n = (u32)atoi(argv[2]);
-  for (u32 seed = first; seed < first + n; seed++) once(seed);
+  for (u32 seed = first; seed < first + n; seed++) {
+    deals(seed);
+    once(seed);
+  }
   printf("%u seeds\n", n);
 }
