@@ -1,8 +1,11 @@
 // An ordinary StarPU program: scales vectors, on cores and by OpenCL, in chains. It knows nothing of Forebay.
 #include <starpu.h>
 #include <starpu_opencl.h>
+#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
 static struct starpu_opencl_program programs;
 
@@ -35,6 +38,27 @@ static struct starpu_codelet scale = {
   .modes = { STARPU_RW },
 };
 
+// ms that StarPU's workers of cores have been at work.
+static double cores_worked(void) {
+  double all = 0;
+  DIR *tasks = opendir("/proc/self/task");
+  for (struct dirent *e; tasks && (e = readdir(tasks));) {
+    char path[512], name[64] = "";
+    unsigned long long ns = 0;
+    snprintf(path, sizeof path, "/proc/self/task/%s/comm", e->d_name);
+    FILE *f = fopen(path, "r");
+    if (f && !fgets(name, sizeof name, f)) name[0] = 0;
+    if (f) fclose(f);
+    snprintf(path, sizeof path, "/proc/self/task/%s/schedstat", e->d_name);
+    if (strncmp(name, "CPU ", 4) == 0 && (f = fopen(path, "r"))) {
+      if (fscanf(f, "%llu", &ns) == 1) all += ns / 1e6;
+      fclose(f);
+    }
+  }
+  if (tasks) closedir(tasks);
+  return all;
+}
+
 int main(void) {
   enum { VECTORS = 8, N = 4096, ROUNDS = 60 };
   if (starpu_init(NULL) != 0) return 77;
@@ -57,6 +81,9 @@ int main(void) {
     for (int k = 0; k < N; k++) wrong += data[i][k] != want;
   }
   printf("%d tasks, %d wrong\n", VECTORS * ROUNDS, wrong);
+  const double before = cores_worked();
+  usleep(300000);
+  printf("%.0f of 300 ms without a task\n", cores_worked() - before);
   starpu_shutdown();
   return wrong != 0;
 }

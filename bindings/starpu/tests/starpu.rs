@@ -94,6 +94,9 @@ fn a_program_that_knows_nothing_of_it_is_placed_by_it() {
         assert!(each.len() >= 2 && each.iter().filter(|n| **n > 0).count() >= 2, "{log}");
         if opencl && log.contains("OpenCL") {
             assert!(each.iter().all(|n| *n > 0), "{log}");
+            // Cores that the OpenCL device needs are left to it.
+            let spun = said.lines().find_map(|l| l.strip_suffix(" of 300 ms without a task")?.parse::<f64>().ok());
+            assert!(spun.unwrap() < 100.0, "{said}");
         }
     }
     std::fs::remove_dir_all(dir).unwrap();

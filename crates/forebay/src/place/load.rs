@@ -150,6 +150,30 @@ impl Cpu {
         self.load.cpu(self.cores, width, itself, self.account.as_ref())
     }
 
+    /// The part of a fast core that each of so many threads of this process gets while all of them work, above 0 and up to 1.
+    pub fn each(&self, threads: f64) -> f64 {
+        let others = self.load.threads(usize::MAX);
+        let told = self.account.as_ref().map_or(1.0, |a| standing(a) * self.cores() as f64 / threads.max(1.0));
+        self.cores.part(threads + others).min(told).clamp(LEAST, 1.0)
+    }
+
+    /// How long it takes until all of these are done, beside each other and beside what others run. Each would take so long
+    /// alone, in any unit, and keeps so many threads busy. Sorts them.
+    pub fn together(&self, works: &mut [(f64, f64)]) -> f64 {
+        works.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
+        let mut threads: f64 = works.iter().map(|w| w.1).sum();
+        let (mut done, mut passed) = (0.0, 0.0);
+        // All come forward alike, until the shortest that is left is done and leaves its part to the others.
+        for (alone, own) in works {
+            if *alone > done {
+                passed += (*alone - done) / self.each(threads);
+                done = *alone;
+            }
+            threads -= *own;
+        }
+        passed
+    }
+
     /// So many threads of this process are at work from now on.
     pub fn works(&self, width: usize) -> Working {
         Working(self.load.busy(width))
@@ -208,6 +232,25 @@ mod tests {
         let advised = |others: f64| Cpu { load: Load::told(others), account: None, cores }.threads();
         // With w of one's own each has 8 / (w + others).
         assert_eq!([0.0, 4.0, 8.0, 10.0, 14.0, 15.0, 100.0].map(advised), [8, 8, 8, 6, 2, 1, 1]);
+    }
+
+    #[test]
+    fn what_runs_beside_each_other_takes_its_part_of_the_cores() {
+        let cores = Box::leak(Box::new(Cores::alike(2)));
+        let cpu = |others: f64| Cpu { load: Load::told(others), account: None, cores };
+        let alone = cpu(0.0);
+        assert_eq!([1.0, 2.0, 3.0, 4.0].map(|n| alone.each(n)), [1.0, 1.0, 2.0 / 3.0, 0.5]);
+        assert_eq!([1.0, 2.0].map(|n| cpu(4.0).each(n)), [2.0 / 5.0, 2.0 / 6.0]);
+        let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a} {b}");
+        close(alone.together(&mut []), 0.0);
+        close(alone.together(&mut [(7.0, 1.0), (9.0, 1.0)]), 9.0);
+        // Three threads for two cores until the short one is done.
+        close(alone.together(&mut [(100.0, 2.0), (20.0, 1.0)]), 20.0 * 1.5 + 80.0);
+        close(alone.together(&mut [(10.0, 2.0), (20.0, 1.0)]), 10.0 * 1.5 + 10.0);
+        close(cpu(4.0).together(&mut [(20.0, 1.0), (100.0, 2.0)]), 20.0 * 3.5 + 80.0 * 3.0);
+        // With threads of the process that are at work already: they are among those that the caller names.
+        let _own = alone.works(2);
+        close(alone.together(&mut [(5.0, 2.0)]), 5.0);
     }
 
     /// Threads that spin are others to whoever does not count them as its own.
