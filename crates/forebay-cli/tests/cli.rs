@@ -214,3 +214,32 @@ fn models_are_shown_drawn_and_forgotten() {
     assert!(model(&["show"]).contains("Nothing has been learned"));
     std::fs::remove_dir_all(dir).unwrap();
 }
+
+/// What a GPU's first hour is to measure must not be what fails in it.
+#[test]
+fn the_programs_that_share_a_gpu_are_measured_on_cuda_with_the_stand_in() {
+    let Some(dir) = stand_in::build() else { return };
+    let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    command.args(["bench", "sharing", "--device", "cuda", "--quick", "--json"]);
+    let o = stand_in::output_under(dir, command);
+    assert!(o.status.success(), "{}", String::from_utf8_lossy(&o.stderr));
+    let v: serde_json::Value = serde_json::from_str(&stdout(&o)).unwrap();
+    let rows = v["rows"].as_array().unwrap();
+    for (case, target) in [
+        ("shares 40:30:20:10: farthest", "≤ 1.5 points"),
+        ("shares 97:1:1:1: total", "≥ 1.08"),
+        ("shares 25:25:25:10:10:5: farthest", "≤ 1.5 points"),
+        ("rests: of its time", "≥ 0.9"),
+        ("rests: slowest first kernel", "≤ 110 ms"),
+        ("every 3 to 7 ms beside ones of 20 ms: p99", "≤ 320 µs"),
+        ("what these have of the GPU", "≥ 0.97"),
+        ("back to back", "≤ 1.2"),
+    ] {
+        let row = rows.iter().find(|r| r["case"].as_str().unwrap().contains(case));
+        let row = row.unwrap_or_else(|| panic!("{case}: {rows:?}"));
+        assert!(row["ours"].as_f64().is_some() && row["target"].as_str().unwrap().contains(target), "{row}");
+    }
+    // Four programs have their parts of one device, whatever these are.
+    let total = rows.iter().find(|r| r["case"].as_str().unwrap().ends_with("40:30:20:10: total, in GPUs")).unwrap();
+    assert!(total["peers"]["default"].as_f64().unwrap() > 0.1, "{total}");
+}

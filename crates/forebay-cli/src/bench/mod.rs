@@ -75,9 +75,12 @@ pub enum Bench {
     Schedulers,
     /// Programs that share a device through the service: shares, latency, and what it costs
     Sharing {
-        /// Only this kind of device: cpu, opencl
+        /// Only this kind of device: cpu, opencl, cuda (as root)
         #[arg(long)]
         device: Option<forebay::Kind>,
+        /// What is measured on GPUs, without a service, and so little of it that it only shows that it works
+        #[arg(long, hide = true, requires = "device")]
+        quick: bool,
     },
     /// Adaptive placement: what a decision costs, how good predictions are, and what it gains under load
     Placement,
@@ -151,7 +154,8 @@ pub fn run(bench: &Bench, output: &Output) -> Result<(), String> {
         Bench::Ptask { device, full } => Report::new("ptask", ptask::run(*device, *full).map_err(text)?),
         Bench::Fusion { device } => Report::new("fusion", ptask::chains(*device).map_err(text)?),
         Bench::Schedulers => Report::new("schedulers", schedulers::run().map_err(text)?),
-        Bench::Sharing { device } => Report::new("sharing", sharing::run(*device)?),
+        Bench::Sharing { device: Some(d), quick: true } => Report::new("sharing", sharing::try_out(*d)?),
+        Bench::Sharing { device, .. } => Report::new("sharing", sharing::run(*device)?),
         Bench::Placement => Report::new("placement", placement::run()?),
         Bench::Goals => {
             let (rows, plots) = goals::run()?;

@@ -33,7 +33,8 @@ impl Peer {
     }
 }
 
-fn source(name: &str) -> Result<PathBuf, String> {
+/// A file of `benches/peers`.
+pub fn source(name: &str) -> Result<PathBuf, String> {
     let places = ["benches/peers", "peers"];
     #[cfg(test)]
     let places = places.into_iter().chain([concat!(env!("CARGO_MANIFEST_DIR"), "/../../benches/peers")]);

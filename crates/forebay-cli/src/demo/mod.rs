@@ -13,6 +13,9 @@ pub enum Demo {
     /// One of the programs of `demo sharing` and `bench sharing`
     #[command(hide = true)]
     SharingProgram(crate::sharing::program::Options),
+    /// Another one, which knows nothing of Forebay: it launches kernels of one length
+    #[command(hide = true)]
+    SharingPlain(crate::sharing::plain::Options),
 }
 
 /// Runs one.
@@ -21,5 +24,6 @@ pub fn run(demo: &Demo) -> Result<(), String> {
         Demo::Gesture(o) => gesture::run(o),
         Demo::Sharing(o) => sharing::run(o),
         Demo::SharingProgram(o) => crate::sharing::program::run(o),
+        Demo::SharingPlain(o) => crate::sharing::plain::run(o),
     }
 }

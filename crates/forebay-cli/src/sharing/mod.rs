@@ -1,12 +1,15 @@
 //! Programs that share a device, and a service of their own: what `demo sharing` and `bench sharing` are made of.
 //!
-//! The programs are real processes ([`program`], [`file`]); a [`Stage`] starts and stops them, with a service or without.
+//! The programs are real processes ([`program`], [`file`], and [`plain`], which knows nothing of Forebay); a [`Stage`] starts and
+//! stops them, with a service or without.
 
 pub mod file;
+pub mod plain;
 pub mod program;
+pub mod progress;
 mod stage;
 
-pub use stage::{Actor, Sample, Stage, rounds};
+pub use stage::{Actor, Sample, Stage, plain_rounds};
 
 /// The value below which a part `q` of all is; 0 for none.
 pub fn quantile(values: &[f64], q: f64) -> f64 {

@@ -42,12 +42,6 @@ pub struct Options {
     /// Milliseconds between two items; without, as many as possible
     #[arg(long)]
     period_ms: Option<u64>,
-    /// Rounds of blurring in a task, instead of measuring how many last so long
-    #[arg(long)]
-    rounds: Option<u32>,
-    /// Say how many rounds last so long, and end
-    #[arg(long)]
-    measure: bool,
     /// Where it works: cpu, opencl, cuda
     #[arg(long, default_value = "cpu")]
     device: Kind,
@@ -141,12 +135,7 @@ pub fn run(o: &Options) -> Result<(), String> {
     let rt = Runtime::builder().only(o.device).map_err(text)?.build().map_err(text)?;
     let device = forebay::hal::discover(&[o.device]).0.into_iter().next();
     let by_clock = device.is_some_and(|d| !d.info().is_cpu && o.device != Kind::Cpu);
-    let measured = || calibrate(&rt, o.device, by_clock, Duration::from_micros(o.task_us)).map_err(text);
-    let rounds = o.rounds.map_or_else(measured, Ok)?;
-    if o.measure {
-        crate::say(&rounds.to_string());
-        return Ok(());
-    }
+    let rounds = calibrate(&rt, o.device, by_clock, Duration::from_micros(o.task_us)).map_err(text)?;
     let ahead = AHEAD.max((AHEAD_US / o.task_us.max(1)) as usize);
     // An endless program uses all cores; one of few items has one at a time.
     let chains = if o.period_ms.is_none() && o.device == Kind::Cpu { rt.workers() } else { 1 };

@@ -13,8 +13,13 @@ use forebay_proto::wire::{Class, Request};
 use forebayd::service::World as _;
 use forebayd::system::System;
 
-/// Longest wait for a program to begin.
-const PATIENCE: Duration = Duration::from_secs(20);
+use super::progress::{Progress, Rest};
+
+/// Longest wait for a program to begin: some load gigabytes of libraries first.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// Longest wait for a service to end.
+const FAREWELL: Duration = Duration::from_secs(3);
 
 /// A service of its own, or none.
 pub struct Stage {
@@ -32,6 +37,28 @@ pub struct Actor {
 struct Report {
     items: u64,
     latencies_ms: Vec<f64>,
+    progress: Progress,
+    rests: Vec<Rest>,
+}
+
+impl Report {
+    /// A line that a program said: items so far, when the last of them was done, if it says that, and how long new ones took;
+    /// or when it rested.
+    fn line(&mut self, line: &str) {
+        let mut words = line.split(' ').peekable();
+        if words.next_if_eq(&"rest").is_some() {
+            let mut next = || words.next()?.parse().ok();
+            if let (Some(from), Some(to), Some(first)) = (next(), next(), next()) {
+                self.rests.push(Rest { from, to, first });
+            }
+            return;
+        }
+        self.items = words.next().and_then(|n| n.parse().ok()).unwrap_or(self.items);
+        if let Some(at) = words.next_if(|w| w.starts_with('@')).and_then(|w| w[1..].parse().ok()) {
+            self.progress.push(at, self.items);
+        }
+        self.latencies_ms.extend(words.filter_map(|l| l.parse::<f64>().ok()));
+    }
 }
 
 /// How a program has been getting on in a stretch of time.
@@ -66,10 +93,10 @@ fn listen(service: &mut Child) -> Arc<Mutex<String>> {
     said
 }
 
-/// Rounds that a program needs for a task of this length, measured by a program that is alone.
-pub fn rounds(device: Kind, task_us: u64) -> Result<u32, String> {
+/// Rounds that a plain program needs for a kernel of this length, measured by one that is alone.
+pub fn plain_rounds(device: Kind, task_us: u64) -> Result<u32, String> {
     let mut c = Command::new(this()?);
-    c.args(["demo", "sharing-program", "--measure", "--device", device.name(), "--task-us"]).arg(task_us.to_string());
+    c.args(["demo", "sharing-plain", "--measure", "--device", device.name(), "--task-us"]).arg(task_us.to_string());
     let out = c.env(forebay_proto::SOCKET_VARIABLE, "").output().map_err(io("start a program"))?;
     let said = String::from_utf8_lossy(&out.stdout);
     said.trim().parse().map_err(|_| format!("a program measured nothing: {}", String::from_utf8_lossy(&out.stderr)))
@@ -77,6 +104,28 @@ pub fn rounds(device: Kind, task_us: u64) -> Result<u32, String> {
 
 fn this() -> Result<PathBuf, String> {
     std::env::current_exe().map_err(io("this program's own file"))
+}
+
+/// Starts a program whose output is piped, and waits until it has done something.
+fn begin(mut c: Command) -> Result<Actor, String> {
+    let mut child = c.spawn().map_err(|e| format!("start {}: {e}", c.get_program().display()))?;
+    let report = Arc::new(Mutex::new(Report::default()));
+    let (out, to) = (child.stdout.take(), report.clone());
+    std::thread::spawn(move || {
+        for line in out.into_iter().flat_map(|o| BufReader::new(o).lines()).map_while(Result::ok) {
+            to.lock().unwrap_or_else(PoisonError::into_inner).line(&line);
+        }
+    });
+    let mut actor = Actor { child, report };
+    let begun = Instant::now();
+    while actor.items() == 0 {
+        if begun.elapsed() > PATIENCE || !matches!(actor.child.try_wait(), Ok(None)) {
+            let args: Vec<_> = c.get_args().map(|a| a.to_string_lossy()).collect();
+            return Err(format!("a program did not begin: {} {}", c.get_program().display(), args.join(" ")));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(actor)
 }
 
 impl Stage {
@@ -138,11 +187,27 @@ impl Stage {
         self.start(device, &[&task[..], period.as_ref().map_or(&[], |p| &p[..])].concat())
     }
 
-    /// Starts a program whose tasks have so many rounds, and waits until it works.
-    pub fn program_of(&self, device: Kind, rounds: u32, period_ms: Option<u64>) -> Result<Actor, String> {
-        let mut args = vec!["--rounds".to_owned(), rounds.to_string()];
-        args.extend(period_ms.into_iter().flat_map(|ms| ["--period-ms".to_owned(), ms.to_string()]));
-        self.start(device, &args)
+    /// Starts a program that knows nothing of Forebay ([`super::plain`]), with kernels of so many rounds and these further
+    /// options, as [`Stage::run`].
+    pub fn plain(&self, device: Kind, rounds: u32, options: &[&str], class: &[&str]) -> Result<Actor, String> {
+        let (this, rounds) = (this()?.display().to_string(), rounds.to_string());
+        let program = [&this, "demo", "sharing-plain", "--device", device.name(), "--rounds", &rounds];
+        self.run(&[&program[..], options].concat(), class, &[])
+    }
+
+    /// Starts any program that reports as these do, and waits until it works: where there is a service by `forebay run` with
+    /// these arguments, as a user would.
+    pub fn run(&self, program: &[&str], class: &[&str], variables: &[(&str, &str)]) -> Result<Actor, String> {
+        let mut c = if self.service.is_some() {
+            self.command(&[&["run"], class, &["--"], program].concat())?
+        } else {
+            let mut c = Command::new(program[0]);
+            c.args(&program[1..]).env(forebay_proto::SOCKET_VARIABLE, "");
+            c.stdout(Stdio::piped()).stderr(Stdio::inherit());
+            c
+        };
+        c.envs(variables.iter().copied());
+        begin(c)
     }
 
     /// Starts a program that works on an encrypted file, and waits until it does.
@@ -162,26 +227,7 @@ impl Stage {
     fn start(&self, device: Kind, args: &[String]) -> Result<Actor, String> {
         let mut c = self.command(&["demo", "sharing-program", "--device", device.name()])?;
         c.args(args);
-        let mut child = c.spawn().map_err(io("start a program"))?;
-        let report = Arc::new(Mutex::new(Report::default()));
-        let (out, to) = (child.stdout.take(), report.clone());
-        std::thread::spawn(move || {
-            for line in out.into_iter().flat_map(|o| BufReader::new(o).lines()).map_while(Result::ok) {
-                let mut words = line.split(' ');
-                let mut r = to.lock().unwrap_or_else(PoisonError::into_inner);
-                r.items = words.next().and_then(|n| n.parse().ok()).unwrap_or(r.items);
-                r.latencies_ms.extend(words.filter_map(|l| l.parse::<f64>().ok()));
-            }
-        });
-        let mut actor = Actor { child, report };
-        let begun = Instant::now();
-        while actor.items() == 0 {
-            if begun.elapsed() > PATIENCE || !matches!(actor.child.try_wait(), Ok(None)) {
-                return Err(format!("a program on {} did not begin", device.name()));
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Ok(actor)
+        begin(c)
     }
 
     /// Sets a program's class.
@@ -234,6 +280,13 @@ impl Stage {
 impl Drop for Stage {
     fn drop(&mut self) {
         if let Some(s) = &mut self.service {
+            // It puts back what it changed, then ends; if not, its guardian does that.
+            let pid = i32::try_from(s.id()).ok().and_then(rustix::process::Pid::from_raw);
+            let _ = pid.map(|p| rustix::process::kill_process(p, rustix::process::Signal::TERM));
+            let begun = Instant::now();
+            while matches!(s.try_wait(), Ok(None)) && begun.elapsed() < FAREWELL {
+                std::thread::sleep(Duration::from_millis(5));
+            }
             let _ = s.kill();
             let _ = s.wait();
         }
@@ -245,6 +298,12 @@ impl Actor {
     /// Its process.
     pub fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// When it had done how much, if it says that, and when it rested.
+    pub fn progress(&self) -> (Progress, Vec<Rest>) {
+        let r = self.report.lock().unwrap_or_else(PoisonError::into_inner);
+        (r.progress.clone(), r.rests.clone())
     }
 
     /// Items so far.

@@ -1,6 +1,7 @@
 //! `forebay bench sharing`: real programs on one device through credit, against what the operating system does by itself.
 
 mod gpu;
+mod torch;
 
 use std::time::{Duration, Instant};
 
@@ -93,10 +94,14 @@ fn interactive(device: Kind, rows: &mut Vec<Row>) -> Result<(), String> {
 
 /// PTask's table 3: an encrypted file beside programs that take everything; and its table 4: two files whose programs have
 /// different nice values.
-fn encrypted_file(device: Kind, rows: &mut Vec<Row>) -> Result<(), String> {
+fn encrypted_file(
+    device: Kind,
+    stage: &dyn Fn(bool) -> Result<Stage, String>,
+    rows: &mut Vec<Row>,
+) -> Result<(), String> {
     let mb = |rate: f64| rate * CHUNK as f64 / 1e6;
     let beside = |served: bool, hogs: usize| -> Result<f64, String> {
-        let stage = Stage::new(served)?;
+        let stage = stage(served)?;
         let file = stage.encrypted_file(device)?;
         let hogs = (0..hogs).map(|_| stage.program(device, 1000, None)).collect::<Result<Vec<_>, _>>()?;
         if served {
@@ -115,7 +120,7 @@ fn encrypted_file(device: Kind, rows: &mut Vec<Row>) -> Result<(), String> {
         rows.push(Row { ratio: Some(ours / alone), ..row });
     }
     for (a, b) in [(0, 0), (0, 5), (0, 10), (-5, 5)] {
-        let stage = Stage::new(true)?;
+        let stage = stage(true)?;
         let files = [stage.encrypted_file(device)?, stage.encrypted_file(device)?];
         stage.set_nice(&files[0], a)?;
         stage.set_nice(&files[1], b)?;
@@ -169,10 +174,9 @@ fn client(rows: &mut Vec<Row>) -> Result<(), String> {
     Ok(())
 }
 
-fn cost(rows: &mut Vec<Row>) -> Result<(), String> {
-    let stage = Stage::new(true)?;
+fn cost(device: Kind, stage: &Stage, rows: &mut Vec<Row>) -> Result<(), String> {
     let pid = stage.service_pid().ok_or("no service")?;
-    let all: Vec<_> = (0..MANY).map(|_| stage.program(Kind::Cpu, 1000, None)).collect::<Result<_, _>>()?;
+    let all: Vec<_> = (0..MANY).map(|_| stage.program(device, 1000, None)).collect::<Result<_, _>>()?;
     let all: Vec<_> = all.iter().collect();
     stage.watch(&all, SETTLED, |_| {});
     let used = || System::default().cpu_time_ns(pid).unwrap_or(0);
@@ -182,12 +186,24 @@ fn cost(rows: &mut Vec<Row>) -> Result<(), String> {
     let memory = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let kib = memory.lines().find_map(|l| l.strip_prefix("VmRSS:")?.split_whitespace().next()?.parse::<f64>().ok());
     rows.push(below(
-        Row::new(format!("the service with {MANY} saturating programs"), "% of a core", Some(percent)),
+        Row::new(
+            format!("the service with {MANY} saturating programs on {}", device.name()),
+            "% of a core",
+            Some(percent),
+        ),
         1.0,
         "%",
     ));
-    rows.push(below(Row::new("the service's memory", "MB", kib.map(|k| k * 1024.0 / 1e6)), 20.0, "MB"));
+    let case = format!("the service's memory with {MANY} programs on {}", device.name());
+    rows.push(below(Row::new(case, "MB", kib.map(|k| k * 1024.0 / 1e6)), 20.0, "MB"));
     Ok(())
+}
+
+/// What is measured on GPUs, on any device that is not the CPU's: without a service, and briefly.
+pub fn try_out(device: Kind) -> Result<Vec<Row>, String> {
+    let mut rows = Vec::new();
+    gpu::Place::brief(device).run(&mut rows)?;
+    Ok(rows)
 }
 
 /// All of it, on these kinds of device.
@@ -205,15 +221,21 @@ pub fn run(device: Option<Kind>) -> Result<Vec<Row>, String> {
     for d in here {
         eprintln!("sharing: {}", d.name());
         if d == Kind::Cuda {
-            gpu::run(&mut rows)?;
+            // Says at once what stands against it.
+            drop(gpu::stage(true)?);
+            std::thread::sleep(Duration::from_millis(200));
+            gpu::Place::new(d).run(&mut rows)?;
+            encrypted_file(d, &gpu::stage, &mut rows)?;
+            torch::run_all(&mut rows)?;
+            cost(d, &gpu::stage(true)?, &mut rows)?;
             continue;
         }
         shares(d, &mut rows)?;
         interactive(d, &mut rows)?;
-        encrypted_file(d, &mut rows)?;
+        encrypted_file(d, &Stage::new, &mut rows)?;
     }
     eprintln!("sharing: what it costs");
     client(&mut rows)?;
-    cost(&mut rows)?;
+    cost(Kind::Cpu, &Stage::new(true)?, &mut rows)?;
     Ok(rows)
 }
