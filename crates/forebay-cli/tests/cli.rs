@@ -243,3 +243,32 @@ fn the_programs_that_share_a_gpu_are_measured_on_cuda_with_the_stand_in() {
     let total = rows.iter().find(|r| r["case"].as_str().unwrap().ends_with("40:30:20:10: total, in GPUs")).unwrap();
     assert!(total["peers"]["default"].as_f64().unwrap() > 0.1, "{total}");
 }
+
+#[test]
+fn transfers_are_measured_against_cudas_own_calls_with_the_stand_in() {
+    let Some(dir) = stand_in::build() else { return };
+    let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    command.args(["bench", "transfer", "--device", "cuda", "--quick", "--json"]);
+    let o = stand_in::output_under(dir, command);
+    assert!(o.status.success(), "{}", String::from_utf8_lossy(&o.stderr));
+    let v: serde_json::Value = serde_json::from_str(&stdout(&o)).unwrap();
+    let rows = v["rows"].as_array().unwrap();
+    for (case, target) in [
+        ("cuda, to device, pinned, 8 B to 4 KiB: cudaMemcpy / ours", "≥ 5 times"),
+        ("cuda, to device, pageable, 64 KiB: cudaMemcpy / ours", "≥ 2 times"),
+        ("cuda, to host, pinned, 8 B to 1 KiB: cudaMemcpy / ours", "≥ 5 times"),
+        ("cuda, to host, pinned, 64 MiB and more", "≥ 54 GB/s"),
+        ("cuda, to device, pageable, 64 MiB: cudaMemcpy / ours", "≥ 3 times"),
+        ("cuda, to device, pinned: slowest against cudaMemcpyAsync + synchronise", "≤ 1"),
+        ("cuda, to host, pageable, 1 MiB: p99.9", ""),
+    ] {
+        let row = rows.iter().find(|r| r["case"].as_str().unwrap().starts_with(case));
+        let row = row.unwrap_or_else(|| panic!("{case}"));
+        assert!(row["ours"].as_f64().is_some_and(|v| v > 0.0) && row["target"] == target, "{row}");
+    }
+    // Both kinds of calls bring the bytes, and take their time.
+    let row = rows.iter().find(|r| r["case"] == "cuda, to device, pinned, 64 MiB").unwrap();
+    for peer in ["cudaMemcpy", "cudaMemcpyAsync + synchronise"] {
+        assert!(row["peers"][peer].as_f64().unwrap() > 100.0, "{row}");
+    }
+}

@@ -10,6 +10,8 @@ mod graph;
 mod lanes;
 mod nvrtc;
 mod part;
+#[doc(hidden)]
+pub mod plain;
 mod queue;
 mod sys;
 mod window;

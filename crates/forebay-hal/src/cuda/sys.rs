@@ -164,6 +164,8 @@ table! {
         kind: c_int, flags: u64);
     cuMemHostAlloc / "cuMemHostAlloc": fn(p: *mut *mut c_void, bytes: usize, flags: c_uint);
     cuMemFreeHost / "cuMemFreeHost": fn(p: *mut c_void);
+    cuMemcpyHtoD / "cuMemcpyHtoD_v2": fn(dst: CuDevicePtr, src: *const c_void, bytes: usize);
+    cuMemcpyDtoH / "cuMemcpyDtoH_v2": fn(dst: *mut c_void, src: CuDevicePtr, bytes: usize);
     cuMemcpyHtoDAsync / "cuMemcpyHtoDAsync_v2": fn(dst: CuDevicePtr, src: *const c_void, bytes: usize, stream: CuStream);
     cuMemcpyDtoHAsync / "cuMemcpyDtoHAsync_v2": fn(dst: *mut c_void, src: CuDevicePtr, bytes: usize, stream: CuStream);
     cuMemcpyDtoDAsync / "cuMemcpyDtoDAsync_v2": fn(dst: CuDevicePtr, src: CuDevicePtr, bytes: usize, stream: CuStream);

@@ -488,6 +488,21 @@ API int cuMemcpyHtoDAsync_v2(uint64_t d, const void* h, size_t n, void* s) {
 API int cuMemcpyDtoHAsync_v2(void* h, uint64_t d, size_t n, void* s) {
   return in_device(d, n) && !in_device((uint64_t)h, 1) ? copy(h, (void*)d, n, s) : INVALID_VALUE;
 }
+// These wait for what streams have got, as the legacy stream does.
+API int cuMemcpyHtoD_v2(uint64_t d, const void* h, size_t n) {
+  READY;
+  if (!in_device(d, n) || in_device((uint64_t)h, 1)) return INVALID_VALUE;
+  synchronise_all();
+  memcpy((void*)d, h, n);
+  return OK;
+}
+API int cuMemcpyDtoH_v2(void* h, uint64_t d, size_t n) {
+  READY;
+  if (!in_device(d, n) || in_device((uint64_t)h, 1)) return INVALID_VALUE;
+  synchronise_all();
+  memcpy(h, (void*)d, n);
+  return OK;
+}
 // Memory is not told apart by device here; that both contexts are some, and the stream the destination's, is up to the caller.
 API int cuMemcpyPeerAsync(uint64_t to, void* to_context, uint64_t from, void* from_context, size_t n, void* stream) {
   READY;

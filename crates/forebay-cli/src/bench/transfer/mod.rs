@@ -7,11 +7,12 @@ pub mod load;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use forebay::hal::cuda::plain::{Calls, PlainCopies};
 use forebay::hal::{Buffer, Device, Queue};
 use forebay::transfer::{CALIBRATION, Curves, Direction, Engine, Host, Method, Pinned, Stream, Way};
 use forebay::{Kind, Result};
 
-use super::schema::{Row, median};
+use super::schema::{Row, median, quantile};
 use crate::plot::{self, Series};
 
 /// Sizes: powers of two from 8 B to 256 MiB.
@@ -32,8 +33,10 @@ enum Path {
     Ours,
     /// Forced.
     By(Way),
-    /// The device's own calls, without Forebay's stream around them.
-    Plain,
+    /// The device's queue, without Forebay's stream around it.
+    Queue,
+    /// CUDA's own calls.
+    Cuda(Calls),
 }
 
 impl Path {
@@ -41,10 +44,15 @@ impl Path {
         match self {
             Path::Ours => "ours".into(),
             Path::By(w) => w.name().into(),
-            Path::Plain => "plain".into(),
+            Path::Queue => "plain".into(),
+            Path::Cuda(Calls::Blocking) => BLOCKING.into(),
+            Path::Cuda(Calls::Stream) => STREAM.into(),
         }
     }
 }
+
+const BLOCKING: &str = "cudaMemcpy";
+const STREAM: &str = "cudaMemcpyAsync + synchronise";
 
 /// Everything that a transfer needs.
 struct Site {
@@ -53,6 +61,8 @@ struct Site {
     memory: Buffer,
     pinned: Pinned,
     pageable: Vec<u8>,
+    /// CUDA's own calls, on memory of theirs.
+    cuda: Option<PlainCopies>,
 }
 
 impl Site {
@@ -60,7 +70,9 @@ impl Site {
         let mut pinned = engine.pinned(bytes)?;
         pinned.fill(1);
         let (stream, queue) = (engine.stream()?, engine.device().queue()?);
-        let mut site = Site { stream, queue, memory: engine.memory(bytes)?, pinned, pageable: vec![2; bytes] };
+        let is_cuda = engine.device().info().kind == Kind::Cuda;
+        let cuda = is_cuda.then(|| PlainCopies::of(&engine.device().alloc(bytes)?)).transpose()?;
+        let mut site = Site { stream, queue, memory: engine.memory(bytes)?, pinned, pageable: vec![2; bytes], cuda };
         // Memory that nobody touched is not there yet.
         site.stream.write(&site.memory, 0, &site.pageable)?;
         Ok(site)
@@ -71,16 +83,22 @@ impl Site {
         match path {
             Path::Ours => self.stream.force(None)?,
             Path::By(way) => self.stream.force(Some(way))?,
-            Path::Plain => {}
+            Path::Queue | Path::Cuda(_) => {}
         }
         let (stream, memory) = (&mut self.stream, &self.memory);
+        let p = match host {
+            Host::Pinned => self.pinned.as_mut_ptr(),
+            Host::Pageable => self.pageable.as_mut_ptr(),
+        };
         let begun = Instant::now();
         match (path, direction, host) {
-            (Path::Plain, ..) => {
-                let p = match host {
-                    Host::Pinned => self.pinned.as_mut_ptr(),
-                    Host::Pageable => self.pageable.as_mut_ptr(),
-                };
+            (Path::Cuda(calls), ..) => {
+                if let Some(c) = &self.cuda {
+                    // SAFETY: the host's memory has the bytes, and nobody else has it meanwhile.
+                    unsafe { c.copy(calls, direction, p, bytes)? };
+                }
+            }
+            (Path::Queue, ..) => {
                 // SAFETY: both have the bytes, and they are awaited before anything else happens.
                 unsafe { self.queue.transfer(Method::Engine, direction, memory, 0, p, bytes)? };
                 let fence = self.queue.fence()?;
@@ -106,6 +124,52 @@ fn shuffle(order: &mut [usize], seed: &mut u64) {
     }
 }
 
+/// What has to be reached on a GPU, of all sizes in a range: so many times as fast as `cudaMemcpy`.
+struct Times {
+    direction: Direction,
+    sizes: std::ops::RangeInclusive<usize>,
+    times: f64,
+}
+
+const FASTER: [Times; 3] = [
+    Times { direction: Direction::ToDevice, sizes: 8..=4 << 10, times: 5.0 },
+    Times { direction: Direction::ToDevice, sizes: 64 << 10..=64 << 10, times: 2.0 },
+    Times { direction: Direction::ToHost, sizes: 8..=1 << 10, times: 5.0 },
+];
+/// From this size on, so many GB/s from and to page-locked memory, and so many times `cudaMemcpy`'s rate from and to other
+/// memory (at this size).
+const LARGE: usize = 64 << 20;
+const GB_A_SECOND: f64 = 54.0;
+const PAGEABLE: f64 = 3.0;
+
+/// Sizes, our times and those of `cudaMemcpy`, µs.
+type BesideCuda = Vec<(usize, f64, f64)>;
+
+fn gpu_targets(direction: Direction, host: Host, found: &BesideCuda) -> Vec<Row> {
+    let mut rows = Vec::new();
+    let what = format!("cuda, {}, {}", direction.name(), host.name());
+    let range = |from: usize, to: usize| match from == to {
+        true => plot::bytes(from as f64),
+        false => format!("{} to {}", plot::bytes(from as f64), plot::bytes(to as f64)),
+    };
+    let worst = |from: usize, to: usize, of: &dyn Fn(&(usize, f64, f64)) -> f64| {
+        found.iter().filter(|f| (from..=to).contains(&f.0)).map(of).reduce(f64::min)
+    };
+    for t in FASTER.iter().filter(|t| t.direction == direction) {
+        let (from, to) = (*t.sizes.start(), *t.sizes.end());
+        let case = format!("{what}, {}: {BLOCKING} / ours, of the worst size", range(from, to));
+        rows.push(Row::new(case, "times", worst(from, to, &|f| f.2 / f.1)).above(t.times));
+    }
+    if host == Host::Pinned {
+        let case = format!("{what}, {} and more: slowest", range(LARGE, LARGE));
+        rows.push(Row::new(case, "GB/s", worst(LARGE, usize::MAX, &|f| f.0 as f64 / f.1 / 1e3)).above(GB_A_SECOND));
+    } else {
+        let case = format!("{what}, {}: {BLOCKING} / ours", range(LARGE, LARGE));
+        rows.push(Row::new(case, "times", worst(LARGE, LARGE, &|f| f.2 / f.1)).above(PAGEABLE));
+    }
+    rows
+}
+
 /// Rows, and plots by name.
 type Found = (Vec<Row>, Vec<(String, String)>);
 
@@ -116,11 +180,16 @@ fn curves(engine: &Arc<Engine>, found: &mut Found) -> Result<()> {
     let mut site = Site::new(engine, largest)?;
     let mut seed = 1;
     for (direction, host) in Direction::ALL.into_iter().flat_map(|d| Host::ALL.map(|h| (d, h))) {
-        let mut paths = vec![Path::Ours, Path::Plain];
+        let mut paths = vec![Path::Ours];
+        match kind {
+            Kind::Cuda => paths.extend([Calls::Stream, Calls::Blocking].map(Path::Cuda)),
+            _ => paths.push(Path::Queue),
+        }
+        let peers = paths.len();
         paths.extend(ways(&*device, host).into_iter().map(Path::By));
         let mut lines: Vec<Series> =
             paths.iter().map(|p| Series { name: p.name(), points: Vec::new(), bold: *p == Path::Ours }).collect();
-        let (mut near, mut slower) = (Vec::new(), Vec::new());
+        let (mut slower, mut beside_cuda) = (Vec::new(), BesideCuda::new());
         for size in SIZES.map(|i| 1usize << i).filter(|s| *s <= largest) {
             eprint!("\rtransfer: {kind} {}, {}: {:>8} ", direction.name(), host.name(), plot::bytes(size as f64));
             let mut samples = vec![Vec::new(); paths.len()];
@@ -138,16 +207,20 @@ fn curves(engine: &Arc<Engine>, found: &mut Found) -> Result<()> {
                     samples[i].push(site.once(paths[i], direction, host, size)?);
                 }
             }
+            let late: Vec<f64> = samples.iter().map(|s| quantile(s.clone(), 0.999)).collect();
             let medians: Vec<f64> = samples.into_iter().map(median).collect();
             lines.iter_mut().zip(&medians).for_each(|(l, m)| l.points.push((size as f64, *m)));
-            let best = medians[2..].iter().copied().fold(f64::MAX, f64::min);
-            near.push(medians[0] / best);
+            let best = medians[peers..].iter().copied().fold(f64::MAX, f64::min);
             slower.push(medians[0] / medians[1]);
             let case = format!("{kind}, {}, {}, {}", direction.name(), host.name(), plot::bytes(size as f64));
-            let mut row = Row::new(case, "µs", Some(medians[0]));
-            for (p, m) in paths.iter().zip(&medians).skip(1) {
-                row = row.peer(&p.name(), Some(*m));
+            let beside = |row: Row, all: &[f64]| {
+                paths.iter().zip(all).skip(1).fold(row, |row, (p, v)| row.peer(&p.name(), Some(*v)))
+            };
+            if kind == Kind::Cuda {
+                beside_cuda.push((size, medians[0], medians[2]));
+                found.0.push(beside(Row::new(format!("{case}: p99.9"), "µs", Some(late[0])), &late));
             }
+            let mut row = beside(Row::new(case, "µs", Some(medians[0])), &medians);
             row.ratio = Some(medians[0] / best);
             row.target = format!("ours / fastest way ≤ {NEAR}");
             row.met = row.ratio.map(|r| r <= NEAR);
@@ -155,10 +228,16 @@ fn curves(engine: &Arc<Engine>, found: &mut Found) -> Result<()> {
         }
         eprintln!();
         let worst = slower.iter().copied().fold(0.0, f64::max);
-        let case = format!("{kind}, {}, {}: slowest against plain, of all sizes", direction.name(), host.name());
-        let mut row = Row::new(case, "ours / plain", Some(worst));
-        (row.ratio, row.target, row.met) = (Some(worst), format!("≤ {NEAR}"), Some(worst <= NEAR));
+        let plain = paths[1].name();
+        let case = format!("{kind}, {}, {}: slowest against {plain}, of all sizes", direction.name(), host.name());
+        let mut row = Row::new(case, &format!("ours / {plain}"), Some(worst));
+        // On a GPU: never slower.
+        let limit = if kind == Kind::Cuda { 1.0 } else { NEAR };
+        (row.ratio, row.target, row.met) = (Some(worst), format!("≤ {limit}"), Some(worst <= limit));
         found.0.push(row);
+        if kind == Kind::Cuda {
+            found.0.extend(gpu_targets(direction, host, &beside_cuda));
+        }
         let name = format!("transfer-{kind}-{}-{}", direction.name().replace(' ', "-"), host.name());
         let title = format!("{}: {}, {} memory", device.info().name, direction.name(), host.name());
         found.1.push((name, plot::over_bytes(&title, "µs", &lines)));
