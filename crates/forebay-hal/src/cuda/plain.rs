@@ -54,12 +54,14 @@ impl PlainCopies {
         let memory = self.memory.as_any().downcast_ref::<CudaMemory>().map_or(0, |m| m.ptr);
         let (d, host) = (self.context.enter()?, host.cast::<std::ffi::c_void>());
         let (call, code) = match (calls, direction) {
-            // SAFETY: the range is the buffer's, and the host's by the contract; both outlive a call that waits.
             (Calls::Blocking, Direction::ToDevice) => {
+                // SAFETY: the range is the buffer's, and the host's by the contract; both outlive a call that waits.
                 ("cuMemcpyHtoD", unsafe { (d.cuMemcpyHtoD)(memory, host, bytes) })
             }
-            // SAFETY: as above.
-            (Calls::Blocking, Direction::ToHost) => ("cuMemcpyDtoH", unsafe { (d.cuMemcpyDtoH)(host, memory, bytes) }),
+            (Calls::Blocking, Direction::ToHost) => {
+                // SAFETY: as above.
+                ("cuMemcpyDtoH", unsafe { (d.cuMemcpyDtoH)(host, memory, bytes) })
+            }
             (Calls::Stream, Direction::ToDevice) => {
                 // SAFETY: as above; it is awaited below.
                 ("cuMemcpyHtoDAsync", unsafe { (d.cuMemcpyHtoDAsync)(memory, host, bytes, self.stream) })
