@@ -7,7 +7,9 @@
 //! Sleeping follows one rule. A worker announces that it sleeps (RMW on `sleepers`), looks everywhere once more, then
 //! parks. Whoever makes work visible fences, then reads `sleepers`. One of the two sees the other, and an idle pool uses
 //! no CPU. A worker that queues jobs for itself wakes a sleeper only when the jobs, by their estimates, outweigh a
-//! wake-up; before it runs a long job, or blocks ([`about_to_block`]), it makes up for that.
+//! wake-up; before it runs a long job, or blocks ([`about_to_block`]), it makes up for that. Nor does a short job from
+//! elsewhere wake anybody while a worker is at short jobs, who will come to it: a worker announces a long job (RMW on
+//! `long`), then looks at the shared queue; who submits makes the job visible, fences, then reads `long`.
 
 use std::cell::{Cell, UnsafeCell};
 use std::collections::VecDeque;
@@ -22,6 +24,9 @@ const LOCAL_QUEUE: usize = 256;
 /// Jobs taken from the made-last slot in a row before the queues get a turn, so that a chain that feeds itself cannot
 /// starve the others.
 const SLOT_BURST: u32 = 16;
+/// Jobs after which the shared queue comes before a worker's own, so that jobs which make each other cannot starve what came
+/// from elsewhere.
+const TURN: u32 = 32;
 /// Searches without success before a worker sleeps: about 20 µs, the order of one futex wake-up.
 const SPIN_ROUNDS: u32 = 200;
 /// Queued work, in estimated ns, that is worth waking a sleeper for: a futex wake-up costs the waker 2 to 5 µs and the
@@ -55,6 +60,8 @@ pub(super) struct Shared {
     pub(super) loops: Loops,
     sleepers: AtomicUsize,
     searching: AtomicUsize,
+    /// Workers that run a long job, or block in one.
+    long: AtomicUsize,
     asleep: Mutex<Vec<usize>>,
     threads: OnceLock<Vec<Thread>>,
     wake: Vec<AtomicBool>,
@@ -80,7 +87,17 @@ pub struct Worker {
     queue: UnsafeCell<st3::fifo::Worker<Job>>,
     /// Estimated ns of jobs queued since sleepers were last looked at.
     unsignalled: Cell<u32>,
+    /// Whether it is counted in `Shared::long`.
+    long: Cell<bool>,
     shared: Arc<Shared>,
+}
+
+/// Jobs that a worker has had.
+#[derive(Default)]
+struct Turns {
+    /// Made last by the one before, in a row.
+    burst: u32,
+    jobs: u32,
 }
 
 thread_local! {
@@ -114,6 +131,7 @@ impl Pool {
             loops: Loops::default(),
             sleepers: AtomicUsize::new(0),
             searching: AtomicUsize::new(0),
+            long: AtomicUsize::new(0),
             asleep: Mutex::new(Vec::with_capacity(workers)),
             threads: OnceLock::new(),
             wake: (0..workers).map(|_| AtomicBool::new(false)).collect(),
@@ -129,6 +147,7 @@ impl Pool {
                     slot: Cell::new(None),
                     queue: UnsafeCell::new(queue),
                     unsignalled: Cell::new(0),
+                    long: Cell::new(false),
                     shared,
                 };
                 worker.main();
@@ -183,7 +202,12 @@ impl Pool {
     /// dropped first the job may never be called.
     pub unsafe fn submit(&self, job: Job) {
         self.shared.push_overflow(job);
-        self.shared.signal();
+        fence(Ordering::SeqCst);
+        let s = &*self.shared;
+        let awake = s.stealers.len().saturating_sub(s.sleepers.load(Ordering::Relaxed));
+        if job.cost_ns > WAKE_NS || awake <= s.long.load(Ordering::Relaxed) {
+            s.signal();
+        }
     }
 
     /// Calls `f(first, last)` over disjoint ranges that cover `0..n`, each at most `grain` long (at least 1), on this
@@ -314,6 +338,7 @@ impl Worker {
     /// As [`Pool::parallel_for`].
     pub fn parallel_for(&self, n: usize, grain: usize, f: &(dyn Fn(usize, usize) + Sync)) {
         self.signal(UNKNOWN_NS);
+        self.is_long();
         self.shared.parallel_for(n, grain, f);
     }
 
@@ -324,6 +349,19 @@ impl Worker {
             unsafe { self.submit_back(job) };
         }
         self.signal(UNKNOWN_NS);
+        self.is_long();
+    }
+
+    /// From now on nobody counts on this worker for short jobs; those that somebody did are made up for.
+    fn is_long(&self) {
+        if self.long.replace(true) {
+            return;
+        }
+        self.shared.long.fetch_add(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        if self.shared.overflow_len.load(Ordering::Relaxed) > 0 {
+            self.shared.signal();
+        }
     }
 
     fn own(&self) -> Option<Job> {
@@ -346,39 +384,44 @@ impl Worker {
         None
     }
 
+    /// The next job: what was made last, the own queue, the shared one, other workers'; each has its turn. None when the pool
+    /// stops.
+    fn next(&self, turns: &mut Turns) -> Option<Job> {
+        turns.jobs = turns.jobs.wrapping_add(1);
+        if turns.jobs.is_multiple_of(TURN)
+            && let Some(job) = self.shared.pop_overflow()
+        {
+            return Some(job);
+        }
+        let Some(made_last) = self.slot.take() else {
+            turns.burst = 0;
+            return self.own().or_else(|| self.find());
+        };
+        if turns.burst < SLOT_BURST {
+            turns.burst += 1;
+            return Some(made_last);
+        }
+        // The queues' turn; with nothing in them the slot goes on.
+        turns.burst = 0;
+        let Some(other) = self.own().or_else(|| self.shared.pop_overflow()) else { return Some(made_last) };
+        // SAFETY: came in under the contract of `submit`.
+        unsafe { self.submit_back(made_last) };
+        Some(other)
+    }
+
     fn main(&self) {
         CURRENT.set(std::ptr::from_ref(self));
-        let mut burst = 0;
-        loop {
-            let slot = self.slot.take();
-            let job = match slot {
-                Some(job) if burst < SLOT_BURST => {
-                    burst += 1;
-                    job
-                }
-                // The queues' turn; with nothing in them the slot goes on.
-                Some(made_last) => {
-                    burst = 0;
-                    match self.own().or_else(|| self.shared.pop_overflow()) {
-                        Some(other) => {
-                            // SAFETY: came in under the contract of `submit`.
-                            unsafe { self.submit_back(made_last) };
-                            other
-                        }
-                        None => made_last,
-                    }
-                }
-                None => {
-                    burst = 0;
-                    match self.own().or_else(|| self.find()) {
-                        Some(job) => job,
-                        None => break,
-                    }
-                }
-            };
+        let mut turns = Turns::default();
+        while let Some(job) = self.next(&mut turns) {
             self.signal(job.cost_ns);
+            if job.cost_ns > WAKE_NS {
+                self.is_long();
+            }
             // SAFETY: the submitter keeps `data` valid until this call.
             unsafe { (job.run)(job.data, self) };
+            if self.long.replace(false) {
+                self.shared.long.fetch_sub(1, Ordering::Relaxed);
+            }
         }
         CURRENT.set(std::ptr::null());
     }
@@ -478,6 +521,75 @@ mod tests {
         while !chains.iter().all(|c| c.done.load(Ordering::Acquire)) {
             assert!(Instant::now() < until, "a job was lost");
             std::thread::yield_now();
+        }
+    }
+
+    /// A job that goes on until a flag is set: by waiting, blocked as such or not, or by making itself anew.
+    struct Until {
+        flag: AtomicBool,
+        ended: AtomicBool,
+        how: How,
+    }
+
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum How {
+        Waits,
+        Blocks,
+        MakesItself,
+    }
+
+    unsafe fn until(data: *const (), w: &Worker) {
+        // SAFETY: the test keeps it until it has ended.
+        let u = unsafe { &*data.cast::<Until>() };
+        if u.how == How::Blocks {
+            about_to_block();
+        }
+        while !u.flag.load(Ordering::Acquire) {
+            if u.how == How::MakesItself {
+                // SAFETY: as above.
+                return unsafe { w.submit_back(Job { run: until, data, cost_ns: 100 }) };
+            }
+            std::thread::yield_now();
+        }
+        u.ended.store(true, Ordering::Release);
+    }
+
+    unsafe fn set(data: *const (), _: &Worker) {
+        // SAFETY: as above.
+        unsafe { &*data.cast::<Until>() }.flag.store(true, Ordering::Release);
+    }
+
+    /// One worker is at something for as long as a short job from elsewhere has not run.
+    #[test]
+    fn short_jobs_from_elsewhere_come_to_somebody() {
+        for (how, cost_ns, workers) in
+            [(How::Waits, UNKNOWN_NS, 2), (How::Blocks, 100, 2), (How::MakesItself, 100, 1), (How::MakesItself, 100, 3)]
+        {
+            let pool = Pool::new(workers);
+            for i in 0..300u32 {
+                let u = Until { flag: AtomicBool::new(false), ended: AtomicBool::new(false), how };
+                let data = std::ptr::from_ref(&u).cast();
+                // SAFETY: `u` is there until both have ended: the second before the first.
+                unsafe { pool.submit(Job { run: until, data, cost_ns }) };
+                // The worker is about to begin, has begun, or the others have gone to sleep meanwhile.
+                match i % 3 {
+                    0 => {}
+                    1 => (0..i * 10).for_each(|_| std::hint::spin_loop()),
+                    _ => std::thread::sleep(Duration::from_micros(u64::from(i) * 2)),
+                }
+                // SAFETY: as above.
+                unsafe { pool.submit(Job { run: set, data, cost_ns: 100 }) };
+                let begun = Instant::now();
+                while !u.ended.load(Ordering::Acquire) {
+                    if begun.elapsed() > Duration::from_secs(20) {
+                        // The jobs go on with what lies here.
+                        let why = format!("{how:?}: nobody comes to the job, with {workers} workers, in round {i}\n");
+                        let _ = std::io::Write::write_all(&mut std::io::stderr(), why.as_bytes());
+                        std::process::abort();
+                    }
+                    std::thread::yield_now();
+                }
+            }
         }
     }
 

@@ -122,6 +122,12 @@ impl Running {
             .ok_or_else(|| Error::NoSuch { what: if feed { "feed" } else { "drain" }, graph: self.core.name.clone() })
     }
 
+    /// Whether workers are at work and others are not, at this moment: a core is left to who waits for them.
+    fn spare(&self) -> impl Fn() -> bool {
+        let pool = &self.core.runtime.pool;
+        move || (1..pool.workers()).contains(&pool.sleepers())
+    }
+
     fn port_of(&self, id: u32) -> String {
         let c = &self.core.channels[id as usize];
         // Ports of a region carry their task's name already.
@@ -224,12 +230,16 @@ impl Running {
             let room = || c.ring.len() < c.declared;
             let attempt = |closed| (closed || self.core.stopping() || room()).then_some(());
             // A push that had less time than that has shown nothing; it may still use the room below.
-            if host.wait(grace, room, |s| attempt(s.closed)).is_none() && grace == whole {
+            if host.wait(grace, self.spare(), room, |s| attempt(s.closed)).is_none() && grace == whole {
                 c.ahead.store(true, Ordering::Relaxed);
             }
         }
-        let done =
-            host.wait(until, || c.ring.len() < c.ring.capacity(), |s| self.attempt_push(c, s.closed, &mut block));
+        let done = host.wait(
+            until,
+            self.spare(),
+            || c.ring.len() < c.ring.capacity(),
+            |s| self.attempt_push(c, s.closed, &mut block),
+        );
         done.unwrap_or_else(|| {
             let waited = begun.map_or(Duration::ZERO, |b| b.elapsed());
             Err(Error::WouldBlock { what: "no room at", port: self.port_of(feed.0), waited })
@@ -303,7 +313,7 @@ impl Running {
     /// A graph that is not running (once the channel is empty), or the error that ended it.
     pub fn pull(&self, drain: Drain) -> Result<Datablock> {
         let (c, host) = self.channel(drain.0, false)?;
-        host.wait(None, || !c.ring.is_empty(), |s| self.attempt_pull(c, s.closed))
+        host.wait(None, self.spare(), || !c.ring.is_empty(), |s| self.attempt_pull(c, s.closed))
             .unwrap_or_else(|| Err(Error::NoSuch { what: "drain", graph: self.core.name.clone() }))
     }
 
@@ -314,9 +324,10 @@ impl Running {
     pub fn pull_timeout(&self, drain: Drain, timeout: Duration) -> Result<Datablock> {
         let (c, host) = self.channel(drain.0, false)?;
         let begun = Instant::now();
-        host.wait(begun.checked_add(timeout), || !c.ring.is_empty(), |s| self.attempt_pull(c, s.closed)).unwrap_or_else(
-            || Err(Error::WouldBlock { what: "nothing at", port: self.port_of(drain.0), waited: begun.elapsed() }),
-        )
+        host.wait(begun.checked_add(timeout), self.spare(), || !c.ring.is_empty(), |s| self.attempt_pull(c, s.closed))
+            .unwrap_or_else(|| {
+                Err(Error::WouldBlock { what: "nothing at", port: self.port_of(drain.0), waited: begun.elapsed() })
+            })
     }
 
     /// Pulls a datablock if one is there now.
