@@ -1,7 +1,7 @@
 //! NVIDIA's run-time compiler, opened at run time.
 //!
-//! It is looked for in `$FOREBAY_NVRTC` (a file or a folder), by its usual names, beside a CUDA toolkit, and where the
-//! PyPI package `nvidia-cuda-nvrtc` puts it. Its `builtins` library lies beside it and is loaded by absolute path first,
+//! It is looked for in `$FOREBAY_NVRTC` (a file or a folder), by its usual names, beside a CUDA toolkit, and where PyPI's
+//! packages put it (`nvidia-cuda-nvrtc`, which PyTorch brings along): in the active environment, for the user, for all. Its `builtins` library lies beside it and is loaded by absolute path first,
 //! since the compiler otherwise fails with BUILTIN_OPERATION_FAILURE when it is not on the loader's path.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -42,10 +42,42 @@ fn candidates() -> Vec<PathBuf> {
         if p.is_dir() { out.extend(names.iter().map(|n| p.join(n))) } else { out.push(p) }
     }
     out.extend(names.iter().map(PathBuf::from));
-    for dir in ["/usr/local/cuda/lib64", "/usr/local/cuda/targets/x86_64-linux/lib", "/usr/lib/x86_64-linux-gnu"] {
-        out.extend(names.iter().map(|n| Path::new(dir).join(n)));
+    let variable = |name| std::env::var_os(name).map(PathBuf::from);
+    let toolkit = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(variable).map(|d| d.join("lib64"));
+    let usual = ["/usr/local/cuda/lib64", "/usr/local/cuda/targets/x86_64-linux/lib", "/usr/lib/x86_64-linux-gnu"];
+    let prefixes = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(variable);
+    let prefixes = prefixes.chain(variable("HOME").map(|h| h.join(".local"))).filter(|p| is_own(p));
+    let prefixes: Vec<PathBuf> = prefixes.chain(["/usr/local", "/usr", "/opt/conda"].map(PathBuf::from)).collect();
+    let packages = prefixes.iter().flat_map(|p| std::iter::once(p.join("lib")).chain(in_packages(p)));
+    for dir in toolkit.chain(usual.map(PathBuf::from)).chain(packages) {
+        out.extend(names.iter().map(|n| dir.join(n)));
     }
     out
+}
+
+/// Whether a folder is this user's: root does not load what another user's environment names.
+fn is_own(dir: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt as _;
+    let user = rustix::process::geteuid().as_raw();
+    std::fs::metadata(dir).is_ok_and(|m| m.uid() == user || m.uid() == 0)
+}
+
+/// Folders of NVIDIA's packages for Python beneath a prefix: the newest first, of Python's and of theirs.
+fn in_packages(prefix: &Path) -> Vec<PathBuf> {
+    let below = |dir: PathBuf, wanted: fn(&str) -> bool| {
+        let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+        let mut found: Vec<PathBuf> =
+            entries.filter(|e| e.file_name().to_str().is_some_and(wanted)).map(|e| e.path()).collect();
+        found.sort();
+        found.reverse();
+        found
+    };
+    let pythons = below(prefix.join("lib"), |n| n.starts_with("python3"));
+    let sites = pythons.into_iter().flat_map(|p| ["site-packages", "dist-packages"].map(|s| p.join(s).join("nvidia")));
+    // `cuda_nvrtc` up to 12, `cu13` from then on.
+    let has_it = |n: &str| n == "cuda_nvrtc" || n.strip_prefix("cu").is_some_and(|v| v.parse::<u32>().is_ok());
+    let packages = sites.flat_map(|s| below(s, has_it));
+    packages.map(|p| p.join("lib")).filter(|p| p.is_dir()).collect()
 }
 
 impl Nvrtc {
@@ -179,6 +211,26 @@ impl Drop for Destroy<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn packages_for_python_are_found_the_newest_first() {
+        let root = std::env::temp_dir().join(format!("forebay-nvrtc-{}", std::process::id()));
+        let make = |at: &str| {
+            let dir = root.join("lib").join(at);
+            std::fs::create_dir_all(&dir).unwrap();
+            dir
+        };
+        let old = make("python3.11/site-packages/nvidia/cuda_nvrtc/lib");
+        let new = make("python3.13/site-packages/nvidia/cu13/lib");
+        make("python3.13/site-packages/nvidia/cudnn/lib");
+        make("python3.13/site-packages/numpy/lib");
+        make("python2.7/site-packages/nvidia/cu13/lib");
+        make("python3.12/dist-packages/nvidia/cu14");
+        assert_eq!(in_packages(&root), [new, old]);
+        assert_eq!(in_packages(&root.join("nothing")), [PathBuf::new(); 0]);
+        assert!(is_own(&root) && !is_own(&root.join("nothing")));
+        std::fs::remove_dir_all(root).unwrap();
+    }
 
     #[test]
     fn compiles_without_a_gpu_and_reports_the_source_line() {

@@ -245,7 +245,7 @@ impl Datablock {
 
     /// Bytes of its elements, gaps between rows included.
     pub fn bytes(&self) -> usize {
-        let t = self.template();
+        let t = &self.inner().template;
         if t.layout == Layout::Array { t.bytes() } else { self.records().saturating_mul(t.elem.size()) }
     }
 
@@ -290,12 +290,17 @@ impl Datablock {
         self.inner().refs.load(Ordering::Acquire) == 1
     }
 
+    #[inline]
     fn holds<T: bytemuck::Pod>(&self) -> Result<()> {
-        let t = self.template();
-        if t.elem.holds::<T>() && t.stride.is_multiple_of(size_of::<T>()) {
-            return Ok(());
-        }
-        Err(Error::Block { block: t.to_string(), want: format!("{} is wanted", std::any::type_name::<T>()) })
+        // Not a copy of it: small tasks ask this for every invocation.
+        let t = &self.inner().template;
+        if t.elem.holds::<T>() && t.stride.is_multiple_of(size_of::<T>()) { Ok(()) } else { Err(self.not::<T>()) }
+    }
+
+    #[cold]
+    fn not<T>(&self) -> Error {
+        let want = format!("{} is wanted", std::any::type_name::<T>());
+        Error::Block { block: self.inner().template.to_string(), want }
     }
 
     /// Its elements, copied to the host first if they are only elsewhere (and waiting for whoever writes them there).
@@ -304,6 +309,7 @@ impl Datablock {
     ///
     /// # Errors
     /// [`Error::Block`] for another type; device errors from the copy.
+    #[inline]
     pub fn as_slice<T: bytemuck::Pod>(&self) -> Result<&[T]> {
         self.holds::<T>()?;
         let bytes = self.host_bytes()?;
@@ -355,6 +361,7 @@ impl Datablock {
         }
     }
 
+    #[inline]
     pub(crate) fn host_bytes(&self) -> Result<&[u8]> {
         let p = self.read_host()?;
         // SAFETY: the host view has the template's size, is valid now, and stays unchanged while handles are shared;

@@ -601,12 +601,14 @@ pub struct Invocation<'a> {
 }
 
 impl<'a> Invocation<'a> {
+    #[cold]
     fn missing(&self, what: &str, port: String) -> TaskError {
         format!("task {:?} has no {what} {port} in this invocation", self.node.name).into()
     }
 
     /// The datablock at an input port. For initializers and their targets: whichever stands there this time is at the
     /// target. An in-place port's datablock is at the output.
+    #[inline]
     pub fn block(&self, port: impl PortKey) -> Result<&'a Datablock, TaskError> {
         let i = port.find(&self.node.input_names).ok_or_else(|| self.missing("input", port.text()))?;
         let inputs: &'a [Option<Datablock>] = self.inputs;
@@ -656,7 +658,7 @@ impl<'a> Invocation<'a> {
     }
 
     /// The bytes of output number `i`, which was not taken before.
-    #[inline]
+    #[inline(always)]
     fn take_output(&mut self, i: usize) -> Result<&'a mut [u8], TaskError> {
         let outputs: &'a [Option<Datablock>] = self.outputs;
         let Some(b) = &outputs[i] else { return Err(self.missing("output", i.text())) };

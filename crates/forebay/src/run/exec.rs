@@ -196,7 +196,7 @@ fn wake_producer(core: &Core, c: &Chan, worker: &Worker) {
 }
 
 /// Tells a channel's consumer, task or program, that there is a block.
-#[inline]
+#[inline(always)]
 fn wake_consumer(core: &Core, c: &Chan, worker: &Worker) {
     match c.to {
         EndRef::Node(n) => {
@@ -357,7 +357,7 @@ fn invoke_simple(core: &Core, node: &Node, own: &mut Own, worker: &Worker) -> Re
 }
 
 /// A block for an output: what came in if nobody else holds it, else a copy; or a fresh one.
-#[inline]
+#[inline(always)]
 fn sole(o: &Out, taken: Option<Datablock>) -> Result<Datablock, TaskError> {
     match taken {
         Some(b) if b.is_unique() => Ok(b),
@@ -371,7 +371,7 @@ fn sole(o: &Out, taken: Option<Datablock>) -> Result<Datablock, TaskError> {
 }
 
 /// Calls a task's function; a panic becomes its error.
-#[inline]
+#[inline(always)]
 #[allow(clippy::too_many_arguments, reason = "the parts of one invocation, borrowed separately")]
 fn call(
     core: &Core,

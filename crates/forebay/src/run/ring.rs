@@ -132,7 +132,7 @@ impl<T> Ring<T> {
     }
 
     /// Producer: appends, or gives the pointer back when there is no room.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn push(&self, p: *mut T) -> Result<(), *mut T> {
         if !self.has_room() {
             return Err(p);
