@@ -227,7 +227,7 @@ mod tests {
         make("python2.7/site-packages/nvidia/cu13/lib");
         make("python3.12/dist-packages/nvidia/cu14");
         assert_eq!(in_packages(&root), [new, old]);
-        assert_eq!(in_packages(&root.join("nothing")), [PathBuf::new(); 0]);
+        assert!(in_packages(&root.join("nothing")).is_empty());
         assert!(is_own(&root) && !is_own(&root.join("nothing")));
         std::fs::remove_dir_all(root).unwrap();
     }
