@@ -296,6 +296,9 @@ pub struct Saved {
     /// The folder of a control daemon.
     #[serde(default)]
     pub folder: Option<String>,
+    /// Its clients of GPUs' drivers, as they call them: who is older than a service is hard to find for the next one.
+    #[serde(default)]
+    pub clients: Vec<u32>,
 }
 
 /// A packet that is no message.

@@ -79,6 +79,18 @@ impl Client {
         self.handle
     }
 
+    /// What RM calls a client that is made now: one is, and freed again.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn newest(&self) -> Result<RawHandle> {
+        let handle = alloc(&*self.file, "allocate client", [0; 3], CLASS_CLIENT, &mut [0u8; 0])?;
+        let mut call = Free { root: handle, parent: 0, old: handle, status: 0 };
+        // One that stays is freed with the file.
+        let _ = self.file.free(&mut call);
+        Ok(handle)
+    }
+
     /// The file on which it was made.
     pub(crate) fn file(&self) -> &dyn ControlFile {
         &*self.file

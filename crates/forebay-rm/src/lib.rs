@@ -50,4 +50,4 @@ pub use finder::Finder;
 pub use host::{CONTROL_PATH, Host};
 pub use rm::{ControlFile, Rm, Window};
 pub use switches::{RECORDS, SwitchLog};
-pub use target::{ChannelGroup, DEFAULT_SLICE_US, Handle, Slices, Suspension, Target, restore_slices};
+pub use target::{ChannelGroup, DEFAULT_SLICE_US, Handle, Search, Slices, Suspension, Target, restore_slices};

@@ -1,6 +1,7 @@
 //! Another process on the GPU: found, sliced, suspended.
 
 use std::collections::HashSet;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use crate::client::{Client, class_of};
@@ -11,9 +12,9 @@ use crate::sys::{
     INFO_PARENT, RawHandle, Timeslice, is_channel,
 };
 
-/// Clients looked at, downwards from a little above our own.
+/// Clients looked at, downwards from a little above the newest.
 const MAX_CLIENTS: u32 = 128;
-/// Clients above our own that are looked at: those made since.
+/// Clients above it that are looked at: those made since.
 const ABOVE: u32 = 32;
 /// Objects looked at in one client.
 const MAX_OBJECTS: u32 = 0x1000;
@@ -54,34 +55,84 @@ pub struct Target {
     pub calls: usize,
 }
 
+/// Where to look for the clients of a process.
+#[derive(Clone, Debug, Default)]
+pub struct Search {
+    /// Clients that it had when it was looked for last: they are looked into first.
+    pub clients: Vec<RawHandle>,
+    /// Look nowhere else. Every client that is asked about and does not exist is a line in the kernel's log.
+    pub nowhere_else: bool,
+}
+
+/// Handles around one.
+fn around(client: RawHandle) -> RangeInclusive<RawHandle> {
+    let top = client.saturating_add(ABOVE);
+    top.saturating_sub(MAX_CLIENTS).max(FIRST_CLIENT)..=top
+}
+
 impl Target {
     /// Finds the channel groups and channels of process `pid`. `known` are clients that belong to others for sure; they
     /// are not asked about.
     ///
     /// # Errors
-    /// [`Error::Process`], [`Error::NoChannels`], or what the driver refused.
+    /// As [`Target::search`].
     pub fn find(own: &Client, pid: u32, known: &HashSet<RawHandle>) -> Result<Target> {
+        Self::search(own, pid, known, &mut Search::default())
+    }
+
+    /// The same, for a process that was looked for before; `search` has its clients afterwards, whether it has channels or not.
+    ///
+    /// RM may number clients upwards for as long as the machine is up, or give the lowest number that is free: a process that
+    /// is new has the numbers below the newest, which a client of our own that we make for that tells, and in the other
+    /// case they are near our own. One that is older than the service, and than a hundred clients, is not found.
+    ///
+    /// # Errors
+    /// [`Error::Process`], [`Error::NoChannels`], or what the driver refused.
+    pub fn search(own: &Client, pid: u32, known: &HashSet<RawHandle>, search: &mut Search) -> Result<Target> {
         let files = own.rm().files_of(pid)?;
         let mut t = Target { pid, groups: Vec::new(), channels: Vec::new(), calls: 0 };
-        let top = own.handle().saturating_add(ABOVE);
-        let bottom = top.saturating_sub(MAX_CLIENTS).max(FIRST_CLIENT);
         let mut mine: HashSet<RawHandle> = HashSet::new();
         for file in &files {
-            for client in (bottom..=top).rev() {
-                if client == own.handle() || known.contains(&client) || mine.contains(&client) {
-                    continue;
+            for client in search.clients.iter().filter(|c| !known.contains(c)) {
+                t.ask(&**file, *client, &mut mine)?;
+            }
+        }
+        if !search.nowhere_else {
+            let newest = own.newest().unwrap_or(own.handle());
+            let windows = [around(newest), around(own.handle())];
+            for (i, window) in windows.iter().enumerate() {
+                // The second only for whoever is not near the newest.
+                if i > 0 && !mine.is_empty() {
+                    break;
                 }
-                t.calls += 1;
-                if class_of(&**file, client, client)?.is_some() {
-                    mine.insert(client);
-                    t.look_into(&**file, client)?;
+                let asked = |c: RawHandle| i > 0 && windows[0].contains(&c);
+                let ours = |c: RawHandle| c == own.handle() || c == newest;
+                for file in &files {
+                    for client in window.clone().rev().filter(|c| !asked(*c) && !ours(*c) && !known.contains(c)) {
+                        t.ask(&**file, client, &mut mine)?;
+                    }
                 }
             }
         }
+        search.clients = mine.into_iter().collect();
+        search.clients.sort_unstable();
         if t.channels.is_empty() {
             return Err(Error::NoChannels { pid, files: files.len(), calls: t.calls });
         }
         Ok(t)
+    }
+
+    /// Looks into a client, if it is one of this file and was not found before.
+    fn ask(&mut self, file: &dyn ControlFile, client: RawHandle, mine: &mut HashSet<RawHandle>) -> Result<()> {
+        if mine.contains(&client) {
+            return Ok(());
+        }
+        self.calls += 1;
+        if class_of(file, client, client)?.is_some() {
+            mine.insert(client);
+            self.look_into(file, client)?;
+        }
+        Ok(())
     }
 
     fn look_into(&mut self, file: &dyn ControlFile, client: RawHandle) -> Result<()> {

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use forebay_rm::fake::{DEFAULT_SLICE_US, FakeRm, Load};
-use forebay_rm::{Client, Error, Host, Rm, Target};
+use forebay_rm::{Client, Error, Host, Rm, Search, Target};
 use proptest::prelude::*;
 
 fn find(own: &Client, pid: u32) -> Target {
@@ -41,6 +41,54 @@ fn a_process_is_found_with_all_it_has_and_nothing_of_others() {
     assert!(log < 2 * 128, "{log} lines in the kernel's log");
     assert!(matches!(Target::find(&own, 10, &of(&a)), Err(Error::NoChannels { pid: 10, .. })));
     assert!(matches!(Target::find(&own, 999, &HashSet::new()), Err(Error::Process { pid: 999, .. })));
+}
+
+/// RM numbers clients upwards for as long as the machine is up, and every program and every look at the GPU makes some.
+#[test]
+fn processes_are_found_however_many_clients_there_have_been() {
+    let (rm, own) = setup();
+    let many = || (0..500).for_each(|_| drop(Client::open(Arc::new(rm.clone()), 0).unwrap()));
+    many();
+    rm.start(30, 2, 3, Load::saturating(1000));
+    let lines = rm.log_lines();
+    assert_eq!(find(&own, 30).channels().len(), 6);
+    assert!(rm.log_lines() - lines < 128);
+    // One that is not near the newest any more is near our own, or was found before.
+    many();
+    assert_eq!(find(&own, 10).channels().len(), 20);
+    let mut search = Search::default();
+    let lost = Target::search(&own, 30, &HashSet::new(), &mut search);
+    assert!(matches!(lost, Err(Error::NoChannels { pid: 30, .. })) && search.clients.is_empty());
+    rm.start(40, 2, 3, Load::saturating(1000));
+    Target::search(&own, 40, &HashSet::new(), &mut search).unwrap();
+    assert_eq!(search.clients.len(), 1);
+    many();
+    rm.grow(40, 1, 4);
+    let lines = rm.log_lines();
+    search.nowhere_else = true;
+    let grown = Target::search(&own, 40, &HashSet::new(), &mut search).unwrap();
+    assert_eq!((grown.channels().len(), rm.log_lines() - lines), (10, 0));
+}
+
+#[test]
+fn a_process_without_channels_tells_its_clients() {
+    let (rm, own) = setup();
+    rm.start(30, 0, 0, Load::IDLE);
+    let mut search = Search::default();
+    assert!(matches!(
+        Target::search(&own, 30, &HashSet::new(), &mut search),
+        Err(Error::NoChannels { pid: 30, files: 1, .. })
+    ));
+    assert_eq!(search.clients.len(), 1);
+    let lines = rm.log_lines();
+    search.nowhere_else = true;
+    assert!(Target::search(&own, 30, &HashSet::new(), &mut search).is_err());
+    rm.grow(30, 1, 2);
+    assert_eq!(Target::search(&own, 30, &HashSet::new(), &mut search).unwrap().channels().len(), 2);
+    assert_eq!(rm.log_lines(), lines);
+    // Somebody else has its client by now.
+    let known = search.clients.iter().copied().collect();
+    assert!(Target::search(&own, 30, &known, &mut search).is_err());
 }
 
 #[test]

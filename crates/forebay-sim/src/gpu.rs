@@ -42,6 +42,8 @@ const STRETCHES: usize = 6;
 
 struct World {
     rng: fastrand::Rng,
+    /// How many others have come and gone: apart, so that seeds mean what they did before.
+    others: fastrand::Rng,
     rm: FakeRm,
     agent: Agent<LogMeter>,
     /// Class of each process, and whether it has work.
@@ -70,6 +72,7 @@ pub fn run(seed: u64, broken: bool) -> Outcome {
     let rm = FakeRm::default();
     let mut w = World {
         rng: fastrand::Rng::with_seed(seed),
+        others: fastrand::Rng::with_seed(seed ^ 0x07e5),
         agent: open(&rm),
         rm,
         processes: BTreeMap::new(),
@@ -156,6 +159,10 @@ impl World {
     fn event(&mut self) {
         let what = self.rng.u32(0..9);
         self.note(u64::from(what));
+        // Others come and go all the while, and look at the GPU: the driver numbers their clients, too.
+        for _ in 0..self.others.u32(0..200) {
+            drop(Client::open(Arc::new(self.rm.clone()), 0));
+        }
         let Some(pid) = self.any() else { return self.arrive() };
         match what {
             0 => self.arrive(),
@@ -173,8 +180,11 @@ impl World {
                 self.adopt(pid, class);
             }
             5 => {
-                // Killed: nothing is given back. The next one adopts everybody.
+                // Killed: nothing is given back. The next one adopts everybody, whose clients the service had written down.
                 let killed = std::mem::replace(&mut self.agent, open(&self.rm));
+                for pid in self.interactive.keys().chain(self.processes.keys()) {
+                    self.agent.expect(*pid, &killed.clients_of(*pid));
+                }
                 std::mem::forget(killed);
                 for pid in self.interactive.clone().into_keys() {
                     if let Err(e) = self.agent.adopt(pid, Class::Interactive, 0) {

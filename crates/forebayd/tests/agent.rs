@@ -50,6 +50,34 @@ fn one_that_comes_back_at_once_has_the_gpu_to_itself_while_its_reserve_lasts_and
     assert!(had.iter().all(|us| *us > 2_500_000), "{had:?} µs of 10 s");
 }
 
+/// A monitor has the driver open all the time, and never a channel; a program has none yet.
+#[test]
+fn whoever_has_no_channels_is_looked_for_seldom_and_taken_in_once_it_has_some() {
+    let rm = FakeRm::default();
+    let own = Arc::new(Client::open(Arc::new(rm.clone()), 0).unwrap());
+    let mut agent = Agent::new(own.clone(), LogMeter::open(own.clone()).unwrap());
+    rm.start(10, 0, 0, Load::IDLE);
+    rm.start(20, 0, 0, Load::IDLE);
+    let mut looks = |pid: u32, n: u32| {
+        let lines = rm.log_lines();
+        let found = (1..=n).find(|_| agent.adopt(pid, Class::Normal, 0).is_ok());
+        (found, rm.log_lines() - lines)
+    };
+    let (found, lines) = looks(10, 1000);
+    assert!(found.is_none() && lines < 40 * 128, "{found:?}, {lines} lines for a thousand looks");
+    assert!(looks(10, 1000).1 < 12 * 128);
+    assert_eq!(looks(20, 3).0, None);
+    rm.grow(20, 1, 2);
+    assert_eq!(looks(20, 1).0, Some(1));
+    rm.grow(10, 1, 2);
+    assert!(looks(10, 4).0.is_some());
+    // Its number is another one's now, who is looked for as everybody is.
+    agent.forget(10);
+    rm.kill(10);
+    rm.start(10, 1, 1, Load::saturating(1000));
+    agent.adopt(10, Class::Normal, 0).unwrap();
+}
+
 #[test]
 fn whom_somebody_else_has_suspended_is_let_on_again_and_whom_we_have_is_not() {
     let rm = FakeRm::default();

@@ -162,6 +162,30 @@ impl FakeRm {
         s.processes.entry(pid).or_default().push(file);
     }
 
+    /// A process makes so many more groups with `channels` channels each, in the client that it has.
+    pub fn grow(&self, pid: u32, groups: usize, channels: usize) {
+        let mut s = self.lock();
+        let State { clients, gpu, processes, .. } = &mut *s;
+        let files = processes.get(&pid).map_or(&[][..], Vec::as_slice);
+        let own = |c: &&mut ClientState| files.iter().any(|f| std::ptr::eq(c.file.as_ptr(), Arc::as_ptr(f)));
+        let Some(client) = clients.values_mut().find(own) else { return };
+        let mut next = client.objects.keys().next_back().copied().unwrap_or(FIRST_OBJECT);
+        let device = client.objects.iter().find(|(_, o)| o.class == CLASS_DEVICE).map_or(0, |(h, _)| *h);
+        for _ in 0..groups {
+            let number = gpu.add(pid, Load::IDLE);
+            let mut add = |class, parent| {
+                next += 1;
+                client.objects.insert(next, Object { class, parent, group: Some(number), memory: None });
+                next
+            };
+            let group = add(CLASS_GROUP, device);
+            for _ in 0..channels {
+                add(CLASS_CHANNEL, group);
+                gpu.add_channel(number);
+            }
+        }
+    }
+
     /// From now on the process asks for this.
     pub fn set_load(&self, pid: u32, load: Load) {
         self.lock().gpu.set_load(pid, load);

@@ -18,6 +18,16 @@ pub trait Reach {
     /// # Errors
     /// [`Refused`]; the process is as it was then.
     fn find(&self, pid: u32, known: &HashSet<RawHandle>) -> Result<Box<dyn Grip>, Refused>;
+
+    /// Clients that an earlier service found this process to have.
+    fn expect(&self, pid: u32, clients: &[RawHandle]) {
+        let _ = (pid, clients);
+    }
+
+    /// A process has gone: whoever comes with its number is another one.
+    fn forget(&self, pid: u32) {
+        let _ = pid;
+    }
 }
 
 /// A process in the agent's hands. Dropping it lets the process on, as it is by itself.

@@ -1,11 +1,12 @@
 //! A process taken off the GPU and let on by the driver: its channels disabled and enabled, its slices shortened and given
 //! back. Whatever is done to it is in the ledger first.
 
-use std::collections::HashSet;
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use forebay_rm::sys::RawHandle;
-use forebay_rm::{Client, Slices, Suspension, Target};
+use forebay_rm::{Client, Error, Search, Slices, Suspension, Target};
 
 use super::Refused;
 use super::grip::{Gone, Grip, Reach};
@@ -14,31 +15,77 @@ use crate::ledger::Ledger;
 /// Slice of those who must let others through at once: shorter ones help no more, and cost switches.
 pub const SHORT_SLICE_US: u64 = 50;
 
+/// A process that has the driver open and no channels is about to make some, or it only asks the driver how things are. So many
+/// times it is looked into whenever that is asked for, then more seldom, down to every fourth time.
+const LOOKS: (u32, u32) = (20, 4);
+/// The same for the search for its clients: the kernel's log has a line for each that is not there.
+const SEARCHES: (u32, u32) = (3, 128);
+/// Most such processes that are remembered.
+const MAX_WAITING: usize = 1024;
+
 /// The way to processes by a client of our own.
 pub struct Hardware {
     own: Arc<Client>,
     /// Where the guardian finds what may have to be given back.
     ledger: Option<Arc<Ledger>>,
+    /// Processes without channels.
+    waiting: RefCell<HashMap<u32, Waiting>>,
+}
+
+/// A process without channels.
+#[derive(Default)]
+struct Waiting {
+    search: Search,
+    /// How often it was asked for.
+    asked: u32,
+}
+
+/// Whether it is the turn of this one: always at first, then every second, fourth, and so on.
+fn is_due(n: u32, (always, most): (u32, u32)) -> bool {
+    n.is_multiple_of((n / always).max(1).next_power_of_two().min(most))
 }
 
 impl Hardware {
     /// Without a ledger nobody gives back what is taken when this process is killed.
     pub fn new(own: Arc<Client>, ledger: Option<Arc<Ledger>>) -> Self {
-        Hardware { own, ledger }
+        Hardware { own, ledger, waiting: RefCell::default() }
     }
 }
 
 impl Reach for Hardware {
     fn find(&self, pid: u32, known: &HashSet<RawHandle>) -> Result<Box<dyn Grip>, Refused> {
+        let mut waiting = self.waiting.borrow_mut();
+        if waiting.len() > MAX_WAITING {
+            waiting.clear();
+        }
+        let w = waiting.entry(pid).or_default();
+        let n = w.asked;
+        w.asked = n.wrapping_add(1);
+        if !is_due(n, LOOKS) {
+            return Err(Refused::Driver(Error::NoChannels { pid, files: 0, calls: 0 }));
+        }
+        w.search.nowhere_else = !is_due(n, SEARCHES);
         let (own, ledger) = (self.own.clone(), self.ledger.clone());
-        let target = enter(&own, pid, known, ledger.as_ref())?;
-        Ok(Box::new(Process { own, target, ledger, off: None, short: None }))
+        let target = enter(&own, pid, known, ledger.as_ref(), &mut w.search)?;
+        let search = waiting.remove(&pid).unwrap_or_default().search;
+        Ok(Box::new(Process { own, target, search, ledger, off: None, short: None }))
+    }
+
+    fn expect(&self, pid: u32, clients: &[RawHandle]) {
+        let search = Search { clients: clients.to_vec(), nowhere_else: false };
+        self.waiting.borrow_mut().entry(pid).or_insert(Waiting { search, asked: 0 });
+    }
+
+    fn forget(&self, pid: u32) {
+        self.waiting.borrow_mut().remove(&pid);
     }
 }
 
 struct Process {
     own: Arc<Client>,
     target: Target,
+    /// Its clients.
+    search: Search,
     ledger: Option<Arc<Ledger>>,
     off: Option<Suspension>,
     short: Option<Slices>,
@@ -46,7 +93,7 @@ struct Process {
 
 impl Grip for Process {
     fn clients(&self) -> Vec<RawHandle> {
-        self.target.channels().iter().map(|h| h.client).collect()
+        self.search.clients.clone()
     }
 
     fn is_off(&self) -> bool {
@@ -91,12 +138,16 @@ impl Grip for Process {
 
     fn look_again(&mut self, known: &HashSet<RawHandle>) -> bool {
         // One that cannot be looked into has gone, or is steered as it was.
-        let Ok(now) = Target::find(&self.own, self.target.pid(), known) else { return true };
+        self.search.nowhere_else = false;
+        let mut search = self.search.clone();
+        let Ok(now) = Target::search(&self.own, self.target.pid(), known, &mut search) else { return true };
         if now.channels() == self.target.channels() {
             return true;
         }
         self.let_go();
-        match enter(&self.own, self.target.pid(), known, self.ledger.as_ref()) {
+        search.nowhere_else = true;
+        self.search = search;
+        match enter(&self.own, self.target.pid(), known, self.ledger.as_ref(), &mut self.search) {
             Ok(target) => {
                 self.target = target;
                 true
@@ -131,8 +182,9 @@ fn enter(
     pid: u32,
     known: &HashSet<RawHandle>,
     ledger: Option<&Arc<Ledger>>,
+    search: &mut Search,
 ) -> Result<Target, Refused> {
-    let mut target = Target::find(own, pid, known).map_err(Refused::Driver)?;
+    let mut target = Target::search(own, pid, known, search).map_err(Refused::Driver)?;
     if ledger.is_some_and(|l| !l.enter(target.channels())) {
         return Err(Refused::Ledger);
     }
@@ -141,4 +193,19 @@ fn enter(
         return Err(Refused::Driver(e));
     }
     Ok(target)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_to_the_longest() {
+        let due = |of, n| (0..n).filter(|i| is_due(*i, of)).count();
+        assert_eq!(due(LOOKS, 40), 40);
+        assert_eq!(due(LOOKS, 1000) - due(LOOKS, 800), 50);
+        assert_eq!(due(SEARCHES, 6), 6);
+        assert!(due(SEARCHES, 1000) < 40);
+        assert_eq!(due(SEARCHES, 12_800 + 1280) - due(SEARCHES, 12_800), 10);
+    }
 }

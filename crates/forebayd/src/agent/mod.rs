@@ -36,6 +36,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use forebay_policy::share::{Class, Divider, Member, Refusal, WHOLE, Window, admit};
+use forebay_rm::sys::RawHandle;
 use forebay_rm::{Client, Error};
 
 pub use self::grip::{Gone, Grip, Reach};
@@ -178,8 +179,18 @@ impl<M: Meter> Agent<M> {
         self.meter.trouble()
     }
 
-    fn clients(&self, but: Option<u32>) -> HashSet<forebay_rm::sys::RawHandle> {
+    fn clients(&self, but: Option<u32>) -> HashSet<RawHandle> {
         self.processes.iter().filter(|(pid, _)| Some(**pid) != but).flat_map(|(_, p)| p.grip.clients()).collect()
+    }
+
+    /// A process's clients of the driver, if it was adopted.
+    pub fn clients_of(&self, pid: u32) -> Vec<RawHandle> {
+        self.processes.get(&pid).map_or_else(Vec::new, |p| p.grip.clients())
+    }
+
+    /// Clients that an earlier service found a process to have, which is to be adopted.
+    pub fn expect(&self, pid: u32, clients: &[RawHandle]) {
+        self.reach.expect(pid, clients);
     }
 
     /// Takes a process in, or changes its class. It is let on the GPU, whatever state it was left in.
@@ -216,6 +227,7 @@ impl<M: Meter> Agent<M> {
     pub fn forget(&mut self, pid: u32) {
         self.processes.remove(&pid);
         self.divider.remove(pid.into());
+        self.reach.forget(pid);
         self.meter.forget(pid);
     }
 

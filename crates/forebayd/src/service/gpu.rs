@@ -57,9 +57,13 @@ impl<W: World> Service<W> {
                 Err(_) => continue,
             };
             let Some(g) = self.gpus.get_mut(gpu) else { break };
+            if let Some(clients) = self.found.get(&pid) {
+                g.agent.expect(pid, clients);
+            }
             let why = match g.agent.adopt(pid, policy(class), nice.into()) {
                 Ok(()) => {
                     g.refused.remove(&pid);
+                    self.dirty = true;
                     continue;
                 }
                 // It has the driver open and has not begun to use the GPU: the next look may find more.

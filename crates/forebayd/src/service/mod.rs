@@ -19,7 +19,7 @@ mod gpu;
 mod limit;
 mod tick;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 
 use forebay_policy::credit::{Bank, Order};
@@ -42,6 +42,8 @@ pub const MAX_SESSIONS: usize = 1024;
 pub const MAX_SESSIONS_PER_USER: usize = 128;
 /// Most processes that have a class.
 pub const MAX_PROCESSES: usize = 4096;
+/// Most clients of drivers that are remembered of a process.
+const MAX_CLIENTS: usize = 64;
 /// Ticks without use after which an interactive process that says it works is not believed.
 pub const STUCK_TICKS: u32 = 4;
 /// Pages are refreshed when they are older than this.
@@ -175,6 +177,8 @@ pub struct Service<W> {
     began_ns: u64,
     now_ns: u64,
     refreshed_ns: u64,
+    /// Clients of GPUs' drivers that processes had under an earlier service.
+    found: BTreeMap<u32, Vec<u32>>,
     /// The classes of processes have changed since they were saved.
     pub dirty: bool,
     /// Somebody was told that a class is set, and it is not saved yet.
@@ -226,6 +230,7 @@ impl<W: World> Service<W> {
             began_ns: now_ns,
             now_ns,
             refreshed_ns: 0,
+            found: BTreeMap::new(),
             dirty: false,
             promised: false,
         })
@@ -308,6 +313,7 @@ impl<W: World> Service<W> {
                 self.left_group(pid, &(p.about.uid, name), role);
             }
         }
+        self.found.remove(&pid);
         for g in &mut self.gpus {
             g.agent.forget(pid);
             g.refused.remove(&pid);
@@ -646,8 +652,17 @@ impl<W: World> Service<W> {
             memory: [p.limits.memory, p.limits.most],
             group: p.group.as_ref().map(|(name, role)| (name.clone(), *role as u8)),
             folder: self.groups.values().find(|g| g.daemon == pid).map(|g| g.folder.clone()),
+            clients: self.clients_of(pid),
         };
         self.processes.iter().map(of).collect()
+    }
+
+    /// A process's clients of all GPUs' drivers, those that it had before included.
+    fn clients_of(&self, pid: u32) -> Vec<u32> {
+        let now = self.gpus.iter().flat_map(|g| g.agent.clients_of(pid));
+        let all: BTreeSet<u32> = now.chain(self.found.get(&pid).into_iter().flatten().copied()).collect();
+        // The newest have the highest numbers.
+        all.into_iter().rev().take(MAX_CLIENTS).collect()
     }
 
     /// Takes over what an earlier service saved, of processes that are still the same.
@@ -660,6 +675,9 @@ impl<W: World> Service<W> {
                 if let Some((name, role)) = &group {
                     about.name = name_in(name, *role).unwrap_or(about.name);
                     self.restore_group(s.pid, (about.uid, name.clone()), *role, s.folder.unwrap_or_default());
+                }
+                if !s.clients.is_empty() {
+                    self.found.insert(s.pid, s.clients.into_iter().take(MAX_CLIENTS).collect());
                 }
                 let (class, before, nice, ceiling) = (s.class, s.before, s.nice, s.ceiling);
                 let [memory, most] = s.memory;
