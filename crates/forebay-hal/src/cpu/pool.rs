@@ -7,9 +7,9 @@
 //! Sleeping follows one rule. A worker announces that it sleeps (RMW on `sleepers`), looks everywhere once more, then
 //! parks. Whoever makes work visible fences, then reads `sleepers`. One of the two sees the other, and an idle pool uses
 //! no CPU. A worker that queues jobs for itself wakes a sleeper only when the jobs, by their estimates, outweigh a
-//! wake-up; before it runs a long job, or blocks ([`about_to_block`]), it makes up for that. Nor does a short job from
-//! elsewhere wake anybody while a worker is at short jobs, who will come to it: a worker announces a long job (RMW on
-//! `long`), then looks at the shared queue; who submits makes the job visible, fences, then reads `long`.
+//! wake-up; before it runs a long job, or blocks ([`about_to_block`]), it makes up for that. Who submits a short job from
+//! elsewhere while a worker is at short jobs looks whether that one takes it, for as long as a wake-up costs, and wakes a
+//! sleeper then: an estimate may be wrong, and a short job block for once.
 
 use std::cell::{Cell, UnsafeCell};
 use std::collections::VecDeque;
@@ -32,6 +32,8 @@ const SPIN_ROUNDS: u32 = 200;
 /// Queued work, in estimated ns, that is worth waking a sleeper for: a futex wake-up costs the waker 2 to 5 µs and the
 /// woken 5 to 45 (measured), so below this the worker is done sooner alone.
 const WAKE_NS: u32 = 10_000;
+/// Looks at a job that was submitted before a sleeper is woken for it: about 3 µs.
+const PATIENCE: u32 = 200;
 /// Most workers in a pool.
 pub(super) const MAX_WORKERS: usize = 256;
 
@@ -204,10 +206,17 @@ impl Pool {
         self.shared.push_overflow(job);
         fence(Ordering::SeqCst);
         let s = &*self.shared;
-        let awake = s.stealers.len().saturating_sub(s.sleepers.load(Ordering::Relaxed));
-        if job.cost_ns > WAKE_NS || awake <= s.long.load(Ordering::Relaxed) {
-            s.signal();
+        let asleep = s.sleepers.load(Ordering::Relaxed);
+        let at_short_ones = s.stealers.len().saturating_sub(asleep) > s.long.load(Ordering::Relaxed);
+        if asleep > 0 && at_short_ones && job.cost_ns <= WAKE_NS {
+            for _ in 0..PATIENCE {
+                if s.overflow_len.load(Ordering::Relaxed) == 0 {
+                    return;
+                }
+                std::hint::spin_loop();
+            }
         }
+        s.signal();
     }
 
     /// Calls `f(first, last)` over disjoint ranges that cover `0..n`, each at most `grain` long (at least 1), on this
@@ -352,15 +361,10 @@ impl Worker {
         self.is_long();
     }
 
-    /// From now on nobody counts on this worker for short jobs; those that somebody did are made up for.
+    /// From now on nobody counts on this worker for short jobs.
     fn is_long(&self) {
-        if self.long.replace(true) {
-            return;
-        }
-        self.shared.long.fetch_add(1, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
-        if self.shared.overflow_len.load(Ordering::Relaxed) > 0 {
-            self.shared.signal();
+        if !self.long.replace(true) {
+            self.shared.long.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -466,16 +470,20 @@ impl Worker {
             let job = self.search();
             if job.is_some() || s.loops.any() || s.stop.load(Ordering::SeqCst) {
                 let mut asleep = s.asleep.lock().unwrap_or_else(PoisonError::into_inner);
-                if let Some(at) = asleep.iter().position(|&i| i == self.index) {
-                    asleep.swap_remove(at);
-                    drop(asleep);
+                let at = asleep.iter().position(|&i| i == self.index);
+                at.map(|at| asleep.swap_remove(at));
+                drop(asleep);
+                if at.is_some() {
                     s.sleepers.fetch_sub(1, Ordering::SeqCst);
                 } else {
                     // Somebody is waking us; take the token so that the next park is not cut short.
-                    drop(asleep);
                     s.wake[self.index].store(false, Ordering::Relaxed);
                 }
                 if job.is_some() {
+                    // What we were woken for may be another job than this one: the next sleeper looks.
+                    if at.is_none() {
+                        s.wake_one();
+                    }
                     return job;
                 }
                 continue;
@@ -563,7 +571,7 @@ mod tests {
     #[test]
     fn short_jobs_from_elsewhere_come_to_somebody() {
         for (how, cost_ns, workers) in
-            [(How::Waits, UNKNOWN_NS, 2), (How::Blocks, 100, 2), (How::MakesItself, 100, 1), (How::MakesItself, 100, 3)]
+            [(How::Waits, UNKNOWN_NS, 2), (How::Waits, 100, 2), (How::Blocks, 100, 2), (How::MakesItself, 100, 1)]
         {
             let pool = Pool::new(workers);
             for i in 0..300u32 {
