@@ -167,6 +167,7 @@ impl Pool {
             }
         }
         let _ = shared.threads.set(handles.iter().map(|h| h.thread().clone()).collect());
+        handles.iter().for_each(|h| h.thread().unpark());
         Arc::new(Pool { shared, handles })
     }
 
@@ -276,12 +277,15 @@ impl Shared {
     }
 
     pub(super) fn wake_one(&self) {
-        let next = self.asleep.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        if let (Some(i), Some(threads)) = (next, self.threads.get()) {
-            self.sleepers.fetch_sub(1, Ordering::SeqCst);
-            self.wake[i].store(true, Ordering::Release);
-            threads[i].unpark();
-        }
+        let mut asleep = self.asleep.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(i) = asleep.pop() else { return };
+        // All under the lock: whoever finds itself gone from the list finds the token there, and takes it. One that came
+        // later would cut a later sleep short, with the sleeper still on the list, and its wake-up lost on it.
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        self.wake[i].store(true, Ordering::Release);
+        drop(asleep);
+        // Before all threads have begun `new` does that.
+        self.threads.get().into_iter().for_each(|t| t[i].unpark());
     }
 
     pub(super) fn parallel_for(&self, n: usize, grain: usize, f: &(dyn Fn(usize, usize) + Sync)) {
@@ -480,9 +484,12 @@ impl Worker {
                     s.wake[self.index].store(false, Ordering::Relaxed);
                 }
                 if job.is_some() {
-                    // What we were woken for may be another job than this one: the next sleeper looks.
+                    // What we were woken for may be another job than this one; or there is one for which nobody was woken,
+                    // because we searched. The next sleeper looks.
                     if at.is_none() {
                         s.wake_one();
+                    } else if s.overflow_len.load(Ordering::Relaxed) > 0 {
+                        s.signal();
                     }
                     return job;
                 }
