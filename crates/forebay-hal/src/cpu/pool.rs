@@ -6,7 +6,9 @@
 //!
 //! Sleeping follows one rule. A worker announces that it sleeps (RMW on `sleepers`), looks everywhere once more, then
 //! parks. Whoever makes work visible fences, then reads `sleepers`. One of the two sees the other, and an idle pool uses
-//! no CPU. A worker that queues jobs for itself wakes a sleeper only when the jobs, by their estimates, outweigh a
+//! no CPU. Who wakes one takes it from the list and leaves it a token under the list's lock; one that finds a job in its last
+//! look passes on what it was woken for, and wakes another if there is more in the shared queue: nobody was woken for that
+//! while it searched. A worker that queues jobs for itself wakes a sleeper only when the jobs, by their estimates, outweigh a
 //! wake-up; before it runs a long job, or blocks ([`about_to_block`]), it makes up for that. Who submits a short job from
 //! elsewhere while a worker is at short jobs looks whether that one takes it, for as long as a wake-up costs, and wakes a
 //! sleeper then: an estimate may be wrong, and a short job block for once.
