@@ -21,4 +21,4 @@ pub mod reserve;
 pub mod share;
 
 pub use priority::{Stats, effective};
-pub use queue::{Counts, DeviceSet, MAX_PLACED, Mode, Pick, Ready, ReadyQueue};
+pub use queue::{Ahead, Counts, DeviceSet, MAX_PLACED, Mode, Pick, Ready, ReadyQueue};

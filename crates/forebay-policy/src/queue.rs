@@ -7,9 +7,10 @@
 //! - **data-aware**: as priority, but a task prefers the device that holds most of its input bytes. While that device
 //!   is busy the task waits, unless its effective priority exceeds [`WAIT_LIMIT`]; since waiting raises effective
 //!   priority, it moves at last.
-//! - **adaptive**: in the order of effective priority, each task belongs to the device that is predicted to end it first:
+//! - **adaptive**: in the order of effective priority, and of equals whoever has had least time, each task belongs to the device that is predicted to end it first:
 //!   what is ahead of it there, and what it takes. If that device is free it starts; if not it waits, counts as work ahead of
-//!   the others, and starts anywhere once it has waited four times as long as it takes, and [`PATIENCE_NS`].
+//!   the others, and starts anywhere once it has waited four times as long as it takes, and [`PATIENCE_NS`]. Devices that are
+//!   the host's cores by another name end no sooner than the cores have done all work that is on them ([`ReadyQueue::sharing`]).
 //!
 //! `pick` looks at every ready task, so it costs time linear in their number; queues hold tasks that are ready and not
 //! yet running, which is few, and at most [`MAX_READY`].
@@ -125,6 +126,10 @@ pub struct Ready<K> {
     pub near: Option<usize>,
     /// For adaptive placement: what it counts as on each device.
     pub counts: Counts,
+    /// Of devices that share the host's cores: for so long it keeps one core busy, or so many cores for its part of that, ns.
+    pub work: Counts,
+    /// For adaptive placement, among tasks of one effective priority: where its turn is, by what it has had so far.
+    pub turn: u64,
     /// When it became ready, ns on the caller's clock.
     pub since_ns: u64,
     /// For effective priority; `wait_ns` is ignored here and computed from `since_ns`.
@@ -138,10 +143,23 @@ pub struct Pick<K> {
     pub key: K,
     /// The device.
     pub device: usize,
+    /// Where its turn was.
+    pub turn: u64,
     /// How long it had been ready, ns.
     pub waited_ns: u64,
     /// What it counts as there, ns; [`u64::MAX`] when nothing is known.
     pub count_ns: u64,
+    /// Work on the host's cores, ns of one core; what it counts as on other devices.
+    pub work_ns: u64,
+}
+
+/// What has begun, for adaptive placement.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ahead {
+    /// The time until each device could begin something new, ns.
+    pub until: Counts,
+    /// Work that is left to the host's cores, ns of one core.
+    pub work: u64,
 }
 
 /// Ready tasks in the order in which they became ready.
@@ -150,13 +168,21 @@ pub struct ReadyQueue<K> {
     mode: Mode,
     /// Relative speeds by device number, for choosing the strongest.
     strengths: Vec<u64>,
+    /// Devices that are the host's cores, and how many cores.
+    shared: (DeviceSet, u64),
     tasks: std::collections::VecDeque<Ready<K>>,
 }
 
 impl<K: Copy + PartialEq> ReadyQueue<K> {
     /// An empty queue for devices of these relative strengths (by number).
     pub fn new(mode: Mode, strengths: Vec<u64>) -> Self {
-        ReadyQueue { mode, strengths, tasks: std::collections::VecDeque::with_capacity(64) }
+        let shared = (DeviceSet::default(), 1);
+        ReadyQueue { mode, strengths, shared, tasks: std::collections::VecDeque::with_capacity(64) }
+    }
+
+    /// These devices are all the same cores, so many of them: what one does the others do not do meanwhile.
+    pub fn sharing(self, devices: DeviceSet, cores: usize) -> Self {
+        ReadyQueue { shared: (devices, cores.max(1) as u64), ..self }
     }
 
     /// The mode.
@@ -197,20 +223,27 @@ impl<K: Copy + PartialEq> ReadyQueue<K> {
         set.iter().max_by_key(|&d| (self.strengths.get(d).copied().unwrap_or(0), std::cmp::Reverse(d)))
     }
 
-    /// Adaptive placement: which task on which device. `ahead` is the time until each device could begin something new.
-    fn place(&self, now_ns: u64, free: DeviceSet, ahead: &Counts) -> Option<(usize, usize)> {
-        let current = |t: &Ready<K>| Stats { wait_ns: now_ns.saturating_sub(t.since_ns), ..t.stats };
+    /// Adaptive placement: which task on which device.
+    fn place(&self, now_ns: u64, free: DeviceSet, ahead: &Ahead) -> Option<(usize, usize)> {
+        // What the others have had since its turn stands for the time that it has waited: who takes long each time would
+        // otherwise have the devices for longer, and whoever asks for little wait for one of each.
+        let last = self.tasks.iter().map(|t| t.turn).max().unwrap_or(0);
+        let current = |t: &Ready<K>| Stats { wait_ns: last - t.turn, ..t.stats };
         let mean = Averages::of(self.tasks.iter().map(current));
         let mut ahead = *ahead;
-        let mut left: Vec<(i64, usize)> =
-            self.tasks.iter().enumerate().map(|(i, t)| (effective(&current(t), &mean), i)).collect();
-        // The highest first, of equals the oldest.
-        left.sort_by_key(|&(e, i)| (std::cmp::Reverse(e), i));
-        for (_, i) in left {
+        // The highest first; of equals who has had least, and then the oldest.
+        let order = |(i, t): (usize, &Ready<K>)| (std::cmp::Reverse(effective(&current(t), &mean)), t.turn, i);
+        let mut left: Vec<_> = self.tasks.iter().enumerate().map(order).collect();
+        left.sort_unstable();
+        for (_, _, i) in left {
             let t = &self.tasks[i];
             let known = || t.devices.iter().filter(|&d| d < MAX_PLACED && t.counts[d] != u64::MAX);
-            let best = |set: DeviceSet, ahead: &Counts| {
-                let end = |d: usize| ahead[d].saturating_add(t.counts[d]);
+            let (shared, cores) = self.shared;
+            let best = |set: DeviceSet, ahead: &Ahead| {
+                let end = |d: usize| {
+                    let all = if shared.has(d) { ahead.work.saturating_add(t.work[d]) / cores } else { 0 };
+                    ahead.until[d].saturating_add(t.counts[d]).max(all)
+                };
                 known().filter(|&d| set.has(d)).min_by_key(|&d| (end(d), d))
             };
             let Some(d) = best(t.devices, &ahead) else {
@@ -224,15 +257,17 @@ impl<K: Copy + PartialEq> ReadyQueue<K> {
             let patient = waited < PATIENCE_NS.max(t.counts[d].saturating_mul(4));
             match if patient { free.has(d).then_some(d) } else { best(t.devices.and(free), &ahead) } {
                 Some(d) => return Some((i, d)),
-                None => ahead[d] = ahead[d].saturating_add(t.counts[d]),
+                None => {
+                    ahead.until[d] = ahead.until[d].saturating_add(t.counts[d]);
+                    ahead.work = ahead.work.saturating_add(if shared.has(d) { t.work[d] } else { 0 });
+                }
             }
         }
         None
     }
 
-    /// Takes the task to run next, given the devices that could start one now, and, for adaptive placement, the time until each
-    /// device could begin something new.
-    pub fn pick(&mut self, now_ns: u64, free: DeviceSet, ahead: &Counts) -> Option<Pick<K>> {
+    /// Takes the task to run next, given the devices that could start one now, and, for adaptive placement, what has begun.
+    pub fn pick(&mut self, now_ns: u64, free: DeviceSet, ahead: &Ahead) -> Option<Pick<K>> {
         let wait = |t: &Ready<K>| now_ns.saturating_sub(t.since_ns);
         let (at, device) = match self.mode {
             Mode::FirstAvailable => {
@@ -265,7 +300,9 @@ impl<K: Copy + PartialEq> ReadyQueue<K> {
         };
         let t = self.tasks.remove(at)?;
         let count_ns = t.counts.get(device).copied().unwrap_or(u64::MAX);
-        Some(Pick { key: t.key, device, waited_ns: wait(&t), count_ns })
+        let of = if self.shared.0.has(device) { &t.work } else { &t.counts };
+        let work_ns = of.get(device).copied().filter(|_| count_ns != u64::MAX).unwrap_or(t.stats.avg_run_ns);
+        Some(Pick { key: t.key, device, turn: t.turn, waited_ns: wait(&t), count_ns, work_ns })
     }
 }
 
@@ -273,12 +310,21 @@ impl<K: Copy + PartialEq> ReadyQueue<K> {
 mod tests {
     use super::*;
 
-    const IDLE: Counts = [0; MAX_PLACED];
+    const IDLE: Ahead = Ahead { until: [0; MAX_PLACED], work: 0 };
     use proptest::prelude::*;
 
     fn task(key: u32, devices: u32, near: Option<usize>, since_ns: u64, priority: i32) -> Ready<u32> {
         let stats = Stats { priority, ..Stats::default() };
-        Ready { key, devices: DeviceSet(devices), near, counts: [u64::MAX; MAX_PLACED], since_ns, stats }
+        Ready {
+            key,
+            devices: DeviceSet(devices),
+            near,
+            counts: [u64::MAX; MAX_PLACED],
+            work: [0; MAX_PLACED],
+            turn: 0,
+            since_ns,
+            stats,
+        }
     }
 
     /// Figure 13 in virtual time: four tasks that always want the one device; each stands in line again at once.
@@ -299,6 +345,8 @@ mod tests {
                     devices: device,
                     near: None,
                     counts: [u64::MAX; MAX_PLACED],
+                    work: [0; MAX_PLACED],
+                    turn: 0,
                     since_ns: now,
                     stats
                 }));
@@ -364,9 +412,9 @@ mod tests {
         t
     }
 
-    fn ahead(of: &[u64]) -> Counts {
+    fn ahead(of: &[u64]) -> Ahead {
         let mut a = IDLE;
-        a[..of.len()].copy_from_slice(of);
+        a.until[..of.len()].copy_from_slice(of);
         a
     }
 
@@ -391,6 +439,25 @@ mod tests {
         // The more urgent one chooses first.
         let two = [counted(1, 0, 0, &[4 * MS, 3 * MS]), counted(2, 0, 30, &[4 * MS, 3 * MS])];
         assert_eq!(device(&mut queue(&two), 0b11, &[0, 0]), Some((2, 1)));
+        // The second device is the two cores of the first: alone it ends sooner there, and beside what they have left to do only
+        // if it is less work.
+        let shared = |work: [u64; 2]| {
+            let mut t = counted(1, 0, 0, &[10 * MS, 6 * MS]);
+            t.work[..2].copy_from_slice(&work.map(|w| w * MS));
+            let mut q = ReadyQueue::new(Mode::Adaptive, vec![1, 9]).sharing(DeviceSet(0b11), 2);
+            assert!(q.push(t));
+            q
+        };
+        let busy = Ahead { work: 10 * MS, ..IDLE };
+        let placed = |work, a: &Ahead| shared(work).pick(0, DeviceSet(0b11), a).map(|p| (p.device, p.work_ns / MS));
+        assert_eq!(placed([10, 12], &IDLE), Some((1, 12)));
+        assert_eq!(placed([10, 12], &busy), Some((0, 10)));
+        assert_eq!(placed([10, 8], &busy), Some((1, 8)));
+        // Of equals whoever has had least, and not the oldest.
+        let had = |key, turn| Ready { turn, ..counted(key, u64::from(key), 0, &[4 * MS, 3 * MS]) };
+        let mut q = queue(&[had(1, 7), had(2, 5), had(3, 6)]);
+        let order: Vec<_> = std::iter::from_fn(|| q.pick(9, DeviceSet(0b11), &IDLE)).map(|p| (p.key, p.turn)).collect();
+        assert_eq!(order, [(2, 5), (3, 6), (1, 7)]);
         // Whoever has waited far too long takes what there is.
         let mut q = queue(&[counted(1, 0, 0, &[100 * MS, 3 * MS])]);
         assert_eq!(q.pick(10 * MS, DeviceSet(0b01), &ahead(&[0, MS])), None);

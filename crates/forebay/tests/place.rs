@@ -1,11 +1,11 @@
 //! Adaptive placement on real devices: the CPU, and an OpenCL device (PoCL where there is no other).
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use forebay::place::Models;
-use forebay::{Datablock, Error, Graph, Kind, Mode, Running, Runtime, Task, TaskError, Template};
+use forebay::{Datablock, Error, Graph, Impl, Kind, Mode, Running, Runtime, Task, TaskError, Template};
 
 const N: usize = 4096;
 
@@ -258,6 +258,76 @@ fn a_task_is_called_like_a_function_on_as_many_lanes_as_it_may() {
     assert_eq!(first(&task.call(&[block(9.0)]).unwrap()), 18.0);
     assert!(matches!(rt.accelerate(0, || twice(Duration::ZERO, 1)), Err(Error::Size { .. })));
     assert!(rt.accelerate(1, || Task::new("none").input("x", t).output("y", t)).is_err());
+}
+
+#[test]
+fn calls_whose_results_nobody_reads_do_not_run_far_ahead_of_the_device() {
+    let _alone = alone();
+    let Ok(b) = Runtime::builder().mode(Mode::FirstAvailable).service(false).only(Kind::OpenCl) else {
+        eprintln!("skipped: no OpenCL here");
+        return;
+    };
+    let rt = b.build().unwrap();
+    let task = rt.accelerate(1, || twice(Duration::ZERO, 1000).keep(|i| !matches!(i, Impl::Host(_)))).unwrap();
+    let x = Datablock::from_slice(Template::array::<f32>([N]), &[1f32; N]).unwrap();
+    let one = |n: usize| {
+        let begun = Instant::now();
+        let mut last = Vec::new();
+        for _ in 0..n {
+            last = task.call(std::slice::from_ref(&x)).unwrap();
+            // The worker has run out of work, and handed over what was issued, each time.
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        (begun.elapsed(), last)
+    };
+    one(3).1[0].wait().unwrap();
+    let begun = Instant::now();
+    const CALLS: u32 = 150;
+    let (called, last) = one(CALLS as usize);
+    last[0].wait().unwrap();
+    // Kernels that take milliseconds are not issued far ahead; 32 would be if they were short.
+    let (ahead, each) = (begun.elapsed() - called, begun.elapsed() / CALLS);
+    assert!(each > Duration::from_micros(200), "too short to tell: {each:?}");
+    assert!(ahead < each * 20, "{ahead:?} ahead, {each:?} each");
+    assert_eq!(last[0].as_slice::<f32>().unwrap()[7], 2.0);
+}
+
+/// The only worker is there for others while a device is being waited for.
+#[test]
+fn waiting_for_a_device_takes_no_worker() {
+    let _alone = alone();
+    let Ok(b) = Runtime::builder().mode(Mode::Adaptive).workers(1).service(false).only(Kind::OpenCl) else {
+        eprintln!("skipped: no OpenCL here");
+        return;
+    };
+    let rt = b.models(Arc::new(Models::off())).build().unwrap();
+    let long = rt.accelerate(1, || twice(Duration::from_millis(900), 60_000)).unwrap();
+    let t = Template::array::<f32>([1]);
+    let short = rt.accelerate(1, || Task::new("short").input("x", t).output("y", t).host(|_| Ok(()))).unwrap();
+    let (x, one) =
+        (Datablock::from_slice(Template::array::<f32>([N]), &[1f32; N]).unwrap(), Datablock::zeroed(t).unwrap());
+    let on_device = || long.stats()[0].by_device[1];
+    for _ in 0..20 {
+        let (before, begun) = (on_device(), Instant::now());
+        let (done, mut calls) = (AtomicBool::new(false), 0);
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                let out = long.call(std::slice::from_ref(&x));
+                done.store(true, Ordering::Release);
+                out.unwrap();
+            });
+            while !done.load(Ordering::Acquire) {
+                short.call(std::slice::from_ref(&one)).unwrap();
+                calls += 1;
+            }
+        });
+        // Not one of those that find out what it takes on the CPU.
+        if on_device() > before && begun.elapsed() > Duration::from_millis(20) {
+            assert!(calls > 20, "{calls} calls in {:?}", begun.elapsed());
+            return;
+        }
+    }
+    panic!("never on the device: {:?}", long.stats()[0].by_device);
 }
 
 #[test]

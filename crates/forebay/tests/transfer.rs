@@ -366,6 +366,20 @@ fn curves_are_measured_once_stored_and_redone_when_damaged() {
 }
 
 #[test]
+fn curves_have_points_and_are_stored_however_little_time_there_was() {
+    let dir = std::env::temp_dir().join(format!("forebay-hurried-{}", std::process::id()));
+    for d in devices().into_iter().filter(|d| d.info().kind != Kind::Sim) {
+        let cache = Cache::at(&dir);
+        let engine = Engine::open_in(d.clone(), cache.clone()).unwrap();
+        engine.calibrate(Duration::ZERO).unwrap();
+        let found = engine.curves();
+        assert!(found.all.iter().all(|m| m.curve.points().count() >= 8), "{found:?}");
+        assert_eq!(Engine::open_in(d.clone(), cache).unwrap().curves(), found);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}
+
+#[test]
 fn splitting_that_gains_nothing_is_given_up() {
     let d = devices().remove(0);
     let (by_engine, mapped) = (Way::Direct(Method::Engine), Way::Direct(Method::Mapped));

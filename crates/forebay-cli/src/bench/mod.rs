@@ -98,6 +98,12 @@ pub enum Bench {
     /// One of the programs that are alike of `bench placement`
     #[command(hide = true)]
     PlacementAlike,
+    /// The six workloads of `bench placement` under StarPU
+    #[command(hide = true)]
+    PlacementStarpu {
+        /// starpu_mix.c as a library
+        library: std::path::PathBuf,
+    },
     /// The resident grid: round trips, throughput, searches, the heap, tasks that make tasks
     Resident {
         /// On this kind of device: cpu, cuda
@@ -163,6 +169,7 @@ pub fn run(bench: &Bench, output: &Output) -> Result<(), String> {
         }
         Bench::GoalsProgram { program, goal } => return goals::be(*program, *goal),
         Bench::PlacementAlike => return placement::be_alike(),
+        Bench::PlacementStarpu { library } => return placement::be_starpu(library),
         Bench::Resident { device, quick } => Report::new("resident", resident::run(*device, *quick)?),
         Bench::TransferLoad { load } => return transfer::load::be(*load),
         Bench::Transfer { device, quick } => {

@@ -164,16 +164,20 @@ pub fn anywhere(key: &Key, sectors: usize) -> Task {
 fn by_instructions(task: Task, key: &Key, way: Way) -> Task {
     let key = key.clone();
     task.host(move |inv| {
-        let cipher = Aes256::new(GenericArray::from_slice(&key.data));
-        let tweaks: Vec<u8> = bytemuck::cast_slice(inv.input::<u32>("tweaks")?).to_vec();
-        let data: &mut [u8] = bytemuck::cast_slice_mut(inv.output::<u32>("data")?);
-        for (sector, tweak) in data.chunks_exact_mut(SECTOR).zip(tweaks.chunks_exact(16)) {
-            let mut t = [0u8; 16];
-            t.copy_from_slice(tweak);
-            xts_sector(&cipher, way, sector, u128::from_le_bytes(t));
-        }
+        let tweaks = bytemuck::cast_slice(inv.input::<u32>("tweaks")?);
+        sectors(&key, way, bytemuck::cast_slice_mut(inv.output::<u32>("data")?), tweaks);
         Ok(())
     })
+}
+
+/// The same on the core that calls: `data` in place, with sixteen bytes of `tweaks` for each sector.
+pub fn sectors(key: &Key, way: Way, data: &mut [u8], tweaks: &[u8]) {
+    let cipher = Aes256::new(GenericArray::from_slice(&key.data));
+    for (sector, tweak) in data.chunks_exact_mut(SECTOR).zip(tweaks.chunks_exact(16)) {
+        let mut t = [0u8; 16];
+        t.copy_from_slice(tweak);
+        xts_sector(&cipher, way, sector, u128::from_le_bytes(t));
+    }
 }
 
 /// On accelerators: a work-item for each block of 16 bytes.

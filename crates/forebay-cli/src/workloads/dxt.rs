@@ -53,12 +53,16 @@ pub fn task(wide: usize, high: usize) -> Task {
         .kernels(Kind::OpenCl, launch())
         .kernels(Kind::Cuda, launch())
         .host(move |inv| {
-            let (rgba, blocks) = (inv.input::<u8>("rgba")?, inv.output::<u32>("blocks")?);
-            for (at, to) in blocks.chunks_exact_mut(2).enumerate() {
-                to.copy_from_slice(&block(rgba, wide, at % wide, at / wide));
-            }
+            compress(inv.input("rgba")?, inv.output("blocks")?, wide);
             Ok(())
         })
+}
+
+/// The same on the core that calls, for an image that is `wide` blocks wide.
+pub fn compress(rgba: &[u8], blocks: &mut [u32], wide: usize) {
+    for (at, to) in blocks.chunks_exact_mut(2).enumerate() {
+        to.copy_from_slice(&block(rgba, wide, at % wide, at / wide));
+    }
 }
 
 fn block(rgba: &[u8], wide: usize, bx: usize, by: usize) -> [u32; 2] {

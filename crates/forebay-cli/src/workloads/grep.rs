@@ -31,12 +31,16 @@ pub fn task(n: usize) -> Task {
         .kernels(Kind::OpenCl, launch())
         .kernels(Kind::Cuda, launch())
         .host(|inv| {
-            let (text, found) = (inv.input::<u8>("text")?, inv.output::<u32>("found")?);
-            for (i, to) in found.iter_mut().enumerate() {
-                // A word belongs to the stretch where it begins.
-                let end = (i * STRETCH + STRETCH + WORD.len() - 1).min(text.len());
-                *to = text[i * STRETCH..end].windows(WORD.len()).filter(|w| *w == WORD).count() as u32;
-            }
+            find(inv.input("text")?, inv.output("found")?);
             Ok(())
         })
+}
+
+/// The same on the core that calls.
+pub fn find(text: &[u8], found: &mut [u32]) {
+    for (i, to) in found.iter_mut().enumerate() {
+        // A word belongs to the stretch where it begins.
+        let end = (i * STRETCH + STRETCH + WORD.len() - 1).min(text.len());
+        *to = text[i * STRETCH..end].windows(WORD.len()).filter(|w| *w == WORD).count() as u32;
+    }
 }

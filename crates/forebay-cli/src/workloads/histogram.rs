@@ -31,16 +31,20 @@ pub fn task(n: usize) -> Task {
         .kernels(Kind::OpenCl, launches())
         .kernels(Kind::Cuda, launches())
         .host(|inv| {
-            let (data, bins) = (inv.input::<u8>("data")?, inv.output::<u32>("bins")?);
-            bins.fill(0);
-            // Four sets: equal neighbours do not wait for each other.
-            let mut sets = [[0u32; 256]; 4];
-            for four in data.chunks(4) {
-                four.iter().zip(&mut sets).for_each(|(b, set)| set[*b as usize] += 1);
-            }
-            for set in sets {
-                bins.iter_mut().zip(set).for_each(|(to, n)| *to += n);
-            }
+            count(inv.input("data")?, inv.output("bins")?);
             Ok(())
         })
+}
+
+/// The same on the core that calls.
+pub fn count(data: &[u8], bins: &mut [u32]) {
+    bins.fill(0);
+    // Four sets: equal neighbours do not wait for each other.
+    let mut sets = [[0u32; 256]; 4];
+    for four in data.chunks(4) {
+        four.iter().zip(&mut sets).for_each(|(b, set)| set[*b as usize] += 1);
+    }
+    for set in sets {
+        bins.iter_mut().zip(set).for_each(|(to, n)| *to += n);
+    }
 }

@@ -48,30 +48,34 @@ pub fn task(wide: usize, high: usize) -> Task {
         .kernels(Kind::OpenCl, launch())
         .kernels(Kind::Cuda, launch())
         .host(move |inv| {
-            let (from, to) = (inv.input::<f32>("from")?, inv.output::<f32>("to")?);
-            let (w, h, cells) = (wide as i32, high as i32, wide * high);
-            for y in 0..h {
-                for x in 0..w {
-                    let mut f = [0f32; Q];
-                    let (mut mass, mut ux, mut uy) = (0f32, 0f32, 0f32);
-                    for q in 0..Q {
-                        let at = (y - Y[q] + h) % h * w + (x - X[q] + w) % w;
-                        f[q] = from[q * cells + at as usize];
-                        mass += f[q];
-                        ux += f[q] * X[q] as f32;
-                        uy += f[q] * Y[q] as f32;
-                    }
-                    ux /= mass;
-                    uy /= mass;
-                    for q in 0..Q {
-                        let along = 3.0 * (X[q] as f32 * ux + Y[q] as f32 * uy);
-                        let rest = W[q] * mass * (1.0 + along + 0.5 * along * along - 1.5 * (ux * ux + uy * uy));
-                        to[q * cells + (y * w + x) as usize] = f[q] + OMEGA * (rest - f[q]);
-                    }
-                }
-            }
+            step(inv.input("from")?, inv.output("to")?, wide, high);
             Ok(())
         })
+}
+
+/// The same on the core that calls.
+pub fn step(from: &[f32], to: &mut [f32], wide: usize, high: usize) {
+    let (w, h, cells) = (wide as i32, high as i32, wide * high);
+    for y in 0..h {
+        for x in 0..w {
+            let mut f = [0f32; Q];
+            let (mut mass, mut ux, mut uy) = (0f32, 0f32, 0f32);
+            for q in 0..Q {
+                let at = (y - Y[q] + h) % h * w + (x - X[q] + w) % w;
+                f[q] = from[q * cells + at as usize];
+                mass += f[q];
+                ux += f[q] * X[q] as f32;
+                uy += f[q] * Y[q] as f32;
+            }
+            ux /= mass;
+            uy /= mass;
+            for q in 0..Q {
+                let along = 3.0 * (X[q] as f32 * ux + Y[q] as f32 * uy);
+                let rest = W[q] * mass * (1.0 + along + 0.5 * along * along - 1.5 * (ux * ux + uy * uy));
+                to[q * cells + (y * w + x) as usize] = f[q] + OMEGA * (rest - f[q]);
+            }
+        }
+    }
 }
 
 /// A fluid at rest but for a ripple.

@@ -1,5 +1,6 @@
 //! All workloads on real input, at three sizes, for whoever wants to place them.
 
+use bytemuck::Pod;
 use forebay::{Datablock, Task, Template};
 
 use super::{aes, dxt, grep, histogram, lbm, particles};
@@ -21,6 +22,38 @@ pub struct Work {
     pub inputs: Vec<Datablock>,
     /// How far implementations may be apart, as a part of the larger value.
     pub tolerance: f64,
+    /// The same for schedulers that are not ours.
+    pub plain: Plain,
+}
+
+/// Computes a workload on the core that calls: inputs, and what comes out.
+type OnCore = Box<dyn Fn(&[&[u8]], &mut [u8]) + Send + Sync>;
+
+/// A workload without anything of the dataflow engine.
+pub struct Plain {
+    /// Names of the ports: those of the inputs, then that of the output. An output with an input's name is that input,
+    /// changed in place.
+    pub ports: &'static [&'static str],
+    /// Size of what comes out.
+    pub bytes: usize,
+    /// One call.
+    pub on_core: OnCore,
+}
+
+impl Plain {
+    fn new<I: Pod, O: Pod>(
+        ports: &'static [&'static str],
+        elements: usize,
+        f: impl Fn(&[I], &mut [O]) + Send + Sync + 'static,
+    ) -> Self {
+        let on_core = move |i: &[&[u8]], o: &mut [u8]| f(bytemuck::cast_slice(i[0]), bytemuck::cast_slice_mut(o));
+        Plain { ports, bytes: elements * size_of::<O>(), on_core: Box::new(on_core) }
+    }
+
+    /// Whether the output is one of the inputs.
+    pub fn in_place(&self) -> bool {
+        self.ports.split_last().is_some_and(|(last, others)| others.contains(last))
+    }
 }
 
 /// Text of exactly `n` bytes.
@@ -62,18 +95,28 @@ pub fn all(scale: usize) -> forebay::Result<Vec<Work>> {
     let n = scale << 20;
     let (key, sectors) = (aes::Key::new(&std::array::from_fn(|i| (i * 37 + 11) as u8)), n / aes::SECTOR);
     let inputs = encryption(&key, n)?;
-    out.push(Work { name: "aes", task: Box::new(move || aes::anywhere(&key, sectors)), inputs, tolerance: 0.0 });
-    let mut add = |name, task: Box<dyn Fn() -> Task>, input: Datablock, tolerance| {
-        out.push(Work { name, task, inputs: vec![input], tolerance });
+    let same = key.clone();
+    let on_core = move |i: &[&[u8]], o: &mut [u8]| aes::sectors(&same, aes::Way::Encrypt, o, i[1]);
+    let plain = Plain { ports: &["data", "tweaks", "key", "tables", "data"], bytes: n, on_core: Box::new(on_core) };
+    out.push(Work { name: "aes", task: Box::new(move || aes::anywhere(&key, sectors)), inputs, tolerance: 0.0, plain });
+    let mut add = |name, task: Box<dyn Fn() -> Task>, input: Datablock, tolerance, plain| {
+        out.push(Work { name, task, inputs: vec![input], tolerance, plain });
     };
-    add("histogram", Box::new(move || histogram::task(n)), bytes(&picture(256, n / 1024)?)?, 0.0);
-    add("grep", Box::new(move || grep::task(n)), bytes(&text(n))?, 0.0);
+    let plain = Plain::new(&["data", "bins"], 256, histogram::count);
+    add("histogram", Box::new(move || histogram::task(n)), bytes(&picture(256, n / 1024)?)?, 0.0, plain);
+    let plain = Plain::new(&["text", "found"], n.div_ceil(grep::STRETCH), grep::find);
+    add("grep", Box::new(move || grep::task(n)), bytes(&text(n))?, 0.0, plain);
     let (wide, high) = (128, 64 * scale);
-    add("dxt", Box::new(move || dxt::task(wide, high)), bytes(&picture(wide * 4, high * 4)?)?, 0.0);
+    let plain = Plain::new(&["rgba", "blocks"], wide * high * 2, move |i, o| dxt::compress(i, o, wide));
+    add("dxt", Box::new(move || dxt::task(wide, high)), bytes(&picture(wide * 4, high * 4)?)?, 0.0, plain);
     let (w, h) = (256, 128 * scale);
-    add("lbm", Box::new(move || lbm::task(w, h)), floats(&lbm::ripple(w, h))?, 1e-4);
+    let ripple = lbm::ripple(w, h);
+    let plain = Plain::new(&["from", "to"], ripple.len(), move |i, o| lbm::step(i, o, w, h));
+    add("lbm", Box::new(move || lbm::task(w, h)), floats(&ripple)?, 1e-4, plain);
     let side = [5, 6, 8][scale.ilog2().min(2) as usize];
-    add("particles", Box::new(move || particles::task(side)), floats(&particles::strewn(side))?, 1e-3);
+    let strewn = particles::strewn(side);
+    let plain = Plain::new(&["at", "force"], strewn.len(), move |i, o| particles::forces(i, o, side));
+    add("particles", Box::new(move || particles::task(side)), floats(&strewn)?, 1e-3, plain);
     Ok(out)
 }
 
@@ -103,6 +146,15 @@ mod tests {
         let rt = Runtime::builder().cpu_only().build().unwrap();
         for w in all(1).unwrap() {
             let out = rt.accelerate(1, &w.task).unwrap().call(&w.inputs).unwrap();
+            // Without the engine it is the same.
+            let inputs: Vec<&[u8]> = w.inputs.iter().map(|b| b.as_bytes().unwrap()).collect();
+            let mut plain = vec![0u32; w.plain.bytes / 4];
+            let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut plain);
+            if w.plain.in_place() {
+                bytes.copy_from_slice(inputs[0]);
+            }
+            (w.plain.on_core)(&inputs, bytes);
+            assert!(*bytes == *out[0].as_bytes().unwrap(), "{}", w.name);
             match w.name {
                 "aes" => {
                     use xts_mode::{Xts128, get_tweak_default};

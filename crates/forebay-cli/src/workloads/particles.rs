@@ -46,29 +46,33 @@ pub fn task(side: usize) -> Task {
         .kernels(Kind::OpenCl, launch())
         .kernels(Kind::Cuda, launch())
         .host(move |inv| {
-            let (at, force) = (inv.input::<f32>("at")?, inv.output::<f32>("force")?);
-            let at: &[[f32; 4]] = bytemuck::cast_slice(at);
-            let around = |b: usize| (b.saturating_sub(1)..(b + 2).min(side)).collect::<Vec<_>>();
-            for (i, to) in force.chunks_exact_mut(4).enumerate() {
-                let (b, p) = (i / EACH, at[i]);
-                let mut sum = [0f32; 4];
-                for bz in around(b / side / side) {
-                    for by in around(b / side % side) {
-                        for bx in around(b % side) {
-                            let first = ((bz * side + by) * side + bx) * EACH;
-                            for o in &at[first..first + EACH] {
-                                let r = [p[0] - o[0], p[1] - o[1], p[2] - o[2]];
-                                let near = o[3] / (0.25 + r[0] * r[0] + r[1] * r[1] + r[2] * r[2]);
-                                sum[3] += near;
-                                (0..3).for_each(|k| sum[k] += near * near * r[k]);
-                            }
-                        }
-                    }
-                }
-                to.copy_from_slice(&sum);
-            }
+            forces(inv.input("at")?, inv.output("force")?, side);
             Ok(())
         })
+}
+
+/// The same on the core that calls.
+pub fn forces(at: &[f32], force: &mut [f32], side: usize) {
+    let at: &[[f32; 4]] = bytemuck::cast_slice(at);
+    let around = |b: usize| (b.saturating_sub(1)..(b + 2).min(side)).collect::<Vec<_>>();
+    for (i, to) in force.chunks_exact_mut(4).enumerate() {
+        let (b, p) = (i / EACH, at[i]);
+        let mut sum = [0f32; 4];
+        for bz in around(b / side / side) {
+            for by in around(b / side % side) {
+                for bx in around(b % side) {
+                    let first = ((bz * side + by) * side + bx) * EACH;
+                    for o in &at[first..first + EACH] {
+                        let r = [p[0] - o[0], p[1] - o[1], p[2] - o[2]];
+                        let near = o[3] / (0.25 + r[0] * r[0] + r[1] * r[1] + r[2] * r[2]);
+                        sum[3] += near;
+                        (0..3).for_each(|k| sum[k] += near * near * r[k]);
+                    }
+                }
+            }
+        }
+        to.copy_from_slice(&sum);
+    }
 }
 
 /// Particles strewn over their boxes, with charges of both signs.

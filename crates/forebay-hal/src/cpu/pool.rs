@@ -2,7 +2,9 @@
 //!
 //! A job is a function, a pointer and an estimate; the pool neither owns nor frees what the pointer means. Each worker has
 //! a slot for the job that it made last (run next, its data is hot), a bounded queue of its own from which others steal,
-//! and a shared overflow queue. [`Pool::parallel_for`] splits a loop: the caller works too, and idle workers join.
+//! and there is a queue for all, in which every source of jobs has its turn ([`super::fair`]): for jobs from elsewhere, for
+//! those that are so long that it does not matter where they wait, and for those that a worker's queue has no room for.
+//! [`Pool::parallel_for`] splits a loop: the caller works too, and idle workers join.
 //!
 //! Sleeping follows one rule. A worker announces that it sleeps (RMW on `sleepers`), looks everywhere once more, then
 //! parks. Whoever makes work visible fences, then reads `sleepers`. One of the two sees the other, and an idle pool uses
@@ -14,21 +16,25 @@
 //! sleeper then: an estimate may be wrong, and a short job block for once.
 
 use std::cell::{Cell, UnsafeCell};
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{JoinHandle, Thread};
 
+use super::fair::{Fair, Turn};
 use super::parfor::{Loop, Loops};
 
 /// Jobs in a worker's own queue before they overflow into the shared one.
 const LOCAL_QUEUE: usize = 256;
+/// The same of one that does not keep them.
+const HELPERS_QUEUE: usize = 16;
 /// Jobs taken from the made-last slot in a row before the queues get a turn, so that a chain that feeds itself cannot
 /// starve the others.
 const SLOT_BURST: u32 = 16;
 /// Jobs after which the shared queue comes before a worker's own, so that jobs which make each other cannot starve what came
 /// from elsewhere.
 const TURN: u32 = 32;
+/// What a long job counts as in both.
+const LONG_JOBS: u32 = 8;
 /// Searches without success before a worker sleeps: about 20 µs, the order of one futex wake-up.
 const SPIN_ROUNDS: u32 = 200;
 /// Queued work, in estimated ns, that is worth waking a sleeper for: a futex wake-up costs the waker 2 to 5 µs and the
@@ -57,7 +63,7 @@ pub struct Job {
 unsafe impl Send for Job {}
 
 pub(super) struct Shared {
-    overflow: Mutex<VecDeque<Job>>,
+    overflow: Mutex<Fair>,
     /// Length of `overflow`, readable without its lock.
     overflow_len: AtomicUsize,
     stealers: Vec<st3::fifo::Stealer<Job>>,
@@ -79,14 +85,16 @@ pub type IdleHook = Box<dyn Fn(usize) -> bool + Send>;
 
 /// A pool of worker threads. Dropping it stops and joins them; jobs not yet begun are then abandoned.
 pub struct Pool {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     handles: Vec<JoinHandle<()>>,
 }
 
 /// The worker that runs a job: where a job submits further jobs without any lock.
 pub struct Worker {
-    /// 0-based number in the pool.
+    /// 0-based number in the pool; helpers come behind the workers.
     pub index: usize,
+    /// It does only what it is given: nobody steals from its queue, and it takes nothing from others'.
+    helper: bool,
     slot: Cell<Option<Job>>,
     queue: UnsafeCell<st3::fifo::Worker<Job>>,
     /// Estimated ns of jobs queued since sleepers were last looked at.
@@ -101,7 +109,10 @@ pub struct Worker {
 struct Turns {
     /// Made last by the one before, in a row.
     burst: u32,
+    /// Since the shared queue had its turn.
     jobs: u32,
+    /// What the latest counts as.
+    latest: u32,
 }
 
 thread_local! {
@@ -129,7 +140,7 @@ impl Pool {
         let workers = workers.clamp(1, MAX_WORKERS);
         let queues: Vec<_> = (0..workers).map(|_| st3::fifo::Worker::new(LOCAL_QUEUE)).collect();
         let shared = Arc::new(Shared {
-            overflow: Mutex::new(VecDeque::with_capacity(LOCAL_QUEUE)),
+            overflow: Mutex::new(Fair::new(LOCAL_QUEUE)),
             overflow_len: AtomicUsize::new(0),
             stealers: queues.iter().map(st3::fifo::Worker::stealer).collect(),
             loops: Loops::default(),
@@ -146,15 +157,8 @@ impl Pool {
         for (index, queue) in queues.into_iter().enumerate() {
             let shared = shared.clone();
             let spawned = std::thread::Builder::new().name(format!("forebay-{index}")).spawn(move || {
-                let worker = Worker {
-                    index,
-                    slot: Cell::new(None),
-                    queue: UnsafeCell::new(queue),
-                    unsignalled: Cell::new(0),
-                    long: Cell::new(false),
-                    shared,
-                };
-                worker.main();
+                let worker = Worker::new(index, queue, shared);
+                worker.here(|| worker.main());
             });
             match spawned {
                 Ok(handle) => handles.push(handle),
@@ -206,7 +210,19 @@ impl Pool {
     /// `job.data` stays valid for `job.run` until it has been called, and may be used on another thread. If the pool is
     /// dropped first the job may never be called.
     pub unsafe fn submit(&self, job: Job) {
-        self.shared.push_overflow(job);
+        self.push(job, None);
+    }
+
+    /// Submits a job from any thread, as one of a source's.
+    ///
+    /// # Safety
+    /// As for [`Pool::submit`].
+    pub unsafe fn submit_in_turn(&self, job: Job, turn: &Turn) {
+        self.push(job, Some(turn));
+    }
+
+    fn push(&self, job: Job, turn: Option<&Turn>) {
+        self.shared.push_overflow(job, turn);
         fence(Ordering::SeqCst);
         let s = &*self.shared;
         let asleep = s.sleepers.load(Ordering::Relaxed);
@@ -220,6 +236,25 @@ impl Pool {
             }
         }
         s.signal();
+    }
+
+    /// Calls `f` on this thread with a worker to submit jobs to: this one, if it is one of the pool's; otherwise the workers
+    /// have them when `f` has returned.
+    pub fn helping(&self, f: impl FnOnce(&Worker)) {
+        thread_local! {
+            /// What this thread was to the pool that it helped last. Its jobs have gone to the workers.
+            static HELPER: Cell<Option<Box<Worker>>> = const { Cell::new(None) };
+        }
+        // SAFETY: set by the worker's own thread, and cleared there before the worker goes.
+        if let Some(w) = unsafe { CURRENT.get().as_ref() }.filter(|w| Arc::ptr_eq(&w.shared, &self.shared)) {
+            return f(w);
+        }
+        // While it is taken, whoever calls this from inside `f` makes another.
+        let w = HELPER.take().filter(|w| Arc::ptr_eq(&w.shared, &self.shared));
+        let w = w.unwrap_or_else(|| Box::new(Worker::helper(self.shared.clone(), 0)));
+        f(&w);
+        w.hand_over();
+        HELPER.set(Some(w));
     }
 
     /// Calls `f(first, last)` over disjoint ranges that cover `0..n`, each at most `grain` long (at least 1), on this
@@ -250,9 +285,9 @@ impl Drop for Pool {
 }
 
 impl Shared {
-    fn push_overflow(&self, job: Job) {
+    fn push_overflow(&self, job: Job, turn: Option<&Turn>) {
         let mut q = self.overflow.lock().unwrap_or_else(PoisonError::into_inner);
-        q.push_back(job);
+        q.push(job, turn);
         self.overflow_len.store(q.len(), Ordering::Relaxed);
     }
 
@@ -261,7 +296,7 @@ impl Shared {
             return None;
         }
         let mut q = self.overflow.lock().unwrap_or_else(PoisonError::into_inner);
-        let job = q.pop_front();
+        let job = q.pop();
         self.overflow_len.store(q.len(), Ordering::Relaxed);
         job
     }
@@ -314,6 +349,37 @@ impl Shared {
 }
 
 impl Worker {
+    fn new(index: usize, queue: st3::fifo::Worker<Job>, shared: Arc<Shared>) -> Self {
+        let (slot, queue) = (Cell::new(None), UnsafeCell::new(queue));
+        Worker { index, helper: false, slot, queue, unsignalled: Cell::new(0), long: Cell::new(false), shared }
+    }
+
+    /// Number `i` of the threads beside the workers (helpers.rs).
+    pub(super) fn helper(shared: Arc<Shared>, i: usize) -> Self {
+        let index = shared.stealers.len() + i;
+        Worker { helper: true, ..Worker::new(index, st3::fifo::Worker::new(HELPERS_QUEUE), shared) }
+    }
+
+    /// Calls `f` with this thread known as this worker.
+    pub(super) fn here(&self, f: impl FnOnce()) {
+        CURRENT.set(std::ptr::from_ref(self));
+        f();
+        CURRENT.set(std::ptr::null());
+    }
+
+    /// Gives what was submitted here to the workers: their turn it is already, so it comes next.
+    pub(super) fn hand_over(&self) {
+        let mut any = false;
+        while let Some(job) = self.slot.take().or_else(|| self.own()) {
+            self.shared.push_overflow(job, Some(&Turn::default()));
+            any = true;
+        }
+        if any {
+            self.unsignalled.set(0);
+            self.shared.signal();
+        }
+    }
+
     /// Submits a job from inside a job. It runs next on this worker unless another worker takes what was next before.
     ///
     /// # Safety
@@ -334,8 +400,29 @@ impl Worker {
     pub unsafe fn submit_back(&self, job: Job) {
         // SAFETY: only the worker's own thread gets at `queue`: `Worker` is neither Send nor Sync.
         if let Err(job) = unsafe { &*self.queue.get() }.push(job) {
-            self.shared.push_overflow(job);
+            self.shared.push_overflow(job, None);
         }
+        self.queued(job);
+    }
+
+    /// Submits a job of a source that has just had a job here: behind everything in this worker's queue, or, if it is long,
+    /// in the queue for all, since a source that has always another one would keep the worker for itself.
+    ///
+    /// # Safety
+    /// As for [`Pool::submit`].
+    #[inline]
+    pub unsafe fn submit_in_turn(&self, job: Job, turn: &Turn) {
+        if job.cost_ns <= WAKE_NS {
+            // SAFETY: passed on under the same contract.
+            return unsafe { self.submit_back(job) };
+        }
+        self.shared.push_overflow(job, Some(turn));
+        self.queued(job);
+    }
+
+    /// Others are told of it before this worker does something that is long.
+    #[inline]
+    fn queued(&self, job: Job) {
         self.unsignalled.set(self.unsignalled.get().saturating_add(job.cost_ns.max(1)));
     }
 
@@ -359,6 +446,9 @@ impl Worker {
 
     /// Lets others take everything that this worker has queued: call before blocking inside a job.
     pub fn yield_slot(&self) {
+        if self.helper {
+            return self.hand_over();
+        }
         if let Some(job) = self.slot.take() {
             // SAFETY: the job came in under the contract of `submit`.
             unsafe { self.submit_back(job) };
@@ -369,7 +459,7 @@ impl Worker {
 
     /// From now on nobody counts on this worker for short jobs.
     fn is_long(&self) {
-        if !self.long.replace(true) {
+        if !self.helper && !self.long.replace(true) {
             self.shared.long.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -397,18 +487,19 @@ impl Worker {
     /// The next job: what was made last, the own queue, the shared one, other workers'; each has its turn. None when the pool
     /// stops.
     fn next(&self, turns: &mut Turns) -> Option<Job> {
-        turns.jobs = turns.jobs.wrapping_add(1);
-        if turns.jobs.is_multiple_of(TURN)
-            && let Some(job) = self.shared.pop_overflow()
-        {
-            return Some(job);
+        turns.jobs += turns.latest;
+        if turns.jobs >= TURN {
+            turns.jobs = 0;
+            if let Some(job) = self.shared.pop_overflow() {
+                return Some(job);
+            }
         }
         let Some(made_last) = self.slot.take() else {
             turns.burst = 0;
-            return self.own().or_else(|| self.find());
+            return self.own().or_else(|| self.shared.pop_overflow()).or_else(|| self.find());
         };
         if turns.burst < SLOT_BURST {
-            turns.burst += 1;
+            turns.burst += turns.latest;
             return Some(made_last);
         }
         // The queues' turn; with nothing in them the slot goes on.
@@ -420,11 +511,12 @@ impl Worker {
     }
 
     fn main(&self) {
-        CURRENT.set(std::ptr::from_ref(self));
         let mut turns = Turns::default();
         while let Some(job) = self.next(&mut turns) {
             self.signal(job.cost_ns);
+            turns.latest = 1;
             if job.cost_ns > WAKE_NS {
+                turns.latest = LONG_JOBS;
                 self.is_long();
             }
             // SAFETY: the submitter keeps `data` valid until this call.
@@ -433,7 +525,6 @@ impl Worker {
                 self.shared.long.fetch_sub(1, Ordering::Relaxed);
             }
         }
-        CURRENT.set(std::ptr::null());
     }
 
     /// Searches, helps with loops, sleeps; returns a job, or none when the pool stops.
@@ -607,6 +698,61 @@ mod tests {
                     std::thread::yield_now();
                 }
             }
+        }
+    }
+
+    /// A source that always has another long job.
+    struct Greedy {
+        turn: Turn,
+        /// Somebody else's job waits; it was done.
+        waits: AtomicBool,
+        done: AtomicBool,
+        runs: AtomicUsize,
+        meanwhile: AtomicUsize,
+        ended: AtomicBool,
+    }
+
+    unsafe fn greedy(data: *const (), w: &Worker) {
+        // SAFETY: the test keeps it until it has ended.
+        let g = unsafe { &*data.cast::<Greedy>() };
+        g.runs.fetch_add(1, Ordering::Relaxed);
+        if g.done.load(Ordering::Acquire) {
+            return g.ended.store(true, Ordering::Release);
+        }
+        if g.waits.load(Ordering::Acquire) {
+            g.meanwhile.fetch_add(1, Ordering::Relaxed);
+        }
+        // SAFETY: as above.
+        unsafe { w.submit_in_turn(Job { run: greedy, data, cost_ns: 2 * WAKE_NS }, &g.turn) };
+    }
+
+    unsafe fn modest(data: *const (), _: &Worker) {
+        // SAFETY: as above.
+        unsafe { &*data.cast::<Greedy>() }.done.store(true, Ordering::Release);
+    }
+
+    #[test]
+    fn a_source_that_always_has_another_long_job_does_not_keep_the_worker() {
+        let pool = Pool::new(1);
+        for _ in 0..50 {
+            let new = || (AtomicBool::new(false), AtomicUsize::new(0));
+            let ((waits, runs), (done, meanwhile), (ended, _)) = (new(), new(), new());
+            let g = Greedy { turn: Turn::default(), waits, done, runs, meanwhile, ended };
+            let data = std::ptr::from_ref(&g).cast();
+            // SAFETY: `g` is there until the greedy job has ended, which the other one comes before.
+            unsafe { pool.submit_in_turn(Job { run: greedy, data, cost_ns: 2 * WAKE_NS }, &g.turn) };
+            while g.runs.load(Ordering::Relaxed) < 100 {
+                std::thread::yield_now();
+            }
+            let turn = Turn::default();
+            // SAFETY: as above.
+            unsafe { pool.submit_in_turn(Job { run: modest, data, cost_ns: 2 * WAKE_NS }, &turn) };
+            g.waits.store(true, Ordering::Release);
+            while !g.ended.load(Ordering::Acquire) {
+                std::thread::yield_now();
+            }
+            // The one that ran, and the one that was next.
+            assert!(g.meanwhile.load(Ordering::Relaxed) <= 2, "{}", g.meanwhile.load(Ordering::Relaxed));
         }
     }
 

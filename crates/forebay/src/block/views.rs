@@ -405,6 +405,23 @@ impl Datablock {
         Ok(())
     }
 
+    /// Waits until its bytes are made, wherever that is. A block that a task gave may come before its device is done; who reads
+    /// it waits of himself, and this is for whoever wants to know when, and not the bytes.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn wait(&self) -> Result<()> {
+        let v = self.inner().views.lock().unwrap_or_else(PoisonError::into_inner);
+        let arriving = v.arriving.clone();
+        let makers: Vec<_> = v.devices.iter().filter(|d| d.state.valid()).map(|d| d.device.clone()).collect();
+        drop(v);
+        if let Some((d, fence)) = arriving {
+            d.wait(fence)?;
+        }
+        // What is valid on the host, too, was waited for when it was copied there, or comes from there.
+        makers.into_iter().try_for_each(|d| Ok(d.finish()?))
+    }
+
     /// Where the bytes are: `None` in the first place is the host, otherwise a device's name.
     pub fn residency(&self) -> Vec<(Option<String>, Residency)> {
         let v = self.inner().views.lock().unwrap_or_else(PoisonError::into_inner);

@@ -131,6 +131,26 @@ impl Launch {
         self.geometry = Some(geometry);
         self
     }
+
+    /// The text, or binary, that the kernel is in.
+    pub fn source(&self) -> &Source {
+        &self.source
+    }
+
+    /// The kernel's name.
+    pub fn entry(&self) -> &str {
+        &self.entry
+    }
+
+    /// What it is called with, in its own order.
+    pub fn args(&self) -> &[Arg] {
+        &self.args
+    }
+
+    /// The space of its own, if it has one.
+    pub fn geometry(&self) -> Option<Geometry> {
+        self.geometry
+    }
 }
 
 /// A task's function on the host.

@@ -154,21 +154,24 @@ impl Adapt {
         }
     }
 
-    /// What an invocation counts as on each device. `account` is the process's account on a device, if the service divides
-    /// it.
+    /// What an invocation counts as on each device, and as work of the host's cores where it is theirs. `account` is the
+    /// process's account on a device, if the service divides it.
     pub(crate) fn weigh(
         &mut self,
         now_ns: u64,
         at: Situation,
         account: &dyn Fn(usize) -> Option<Arc<Account>>,
-    ) -> Counts {
+    ) -> (Counts, Counts) {
         self.at = at;
+        let mut work = [0; MAX_PLACED];
         let mut predicted = [f64::INFINITY; MAX_PLACED];
         let mut unknown = [false; MAX_PLACED];
         let (mut natural, mut best) = ((f64::INFINITY, 0), f64::INFINITY);
         let tables = fixed::tables();
         let position = position(at.size, tables);
         let busy = self.load.threads(0);
+        // The cores have others' work, too.
+        let beside = 1.0 + self.load.threads(usize::MAX) / self.cores.count().max(1) as f64;
         for c in self.choices.iter().filter(|c| c.refused.is_none()) {
             let share = self.share(c, busy, account);
             self.shares[c.device] = share;
@@ -177,6 +180,9 @@ impl Adapt {
             let copies = at.copies_ns[c.device] as f64;
             let ns = copies + told * c.slowed(share);
             predicted[c.device] = ns;
+            if let (Some(width), true) = (c.width, known) {
+                work[c.device] = (told * width as f64 * beside) as u64;
+            }
             best = if ns < best { ns } else { best };
             if copies + told < natural.0 {
                 natural = (copies + told, c.device);
@@ -205,7 +211,7 @@ impl Adapt {
                 counts[c.device] = 0;
             }
         }
-        counts
+        (counts, work)
     }
 
     /// An invocation on `device` took so long, copies included.
@@ -315,7 +321,7 @@ mod tests {
         (0..2).for_each(|d| adapt.add(d, format!("device {d}"), Vec::new(), None));
         let (mut now, mut measured, mut at, mut bad) = (0, 0, Vec::new(), 0);
         for _ in 0..3000 {
-            let counts = adapt.weigh(now, Situation { size: 1000, ..Situation::default() }, &|_| None);
+            let (counts, _) = adapt.weigh(now, Situation { size: 1000, ..Situation::default() }, &|_| None);
             let device = usize::from(counts[1] < counts[0]);
             measured += device;
             // The first warms up, the second is the spike.

@@ -362,12 +362,16 @@ impl DeviceHandle {
         self.invocations.fetch_add(1, Ordering::Relaxed);
         issue.unfenced += 1;
         // With a small depth order counts, and every invocation is awaited for itself.
-        if self.depth > DEPTH_PRIORITY && issue.unfenced < BATCH {
-            drop(issue);
+        let mut oldest = if self.depth > DEPTH_PRIORITY && issue.unfenced < BATCH {
             self.leave_unfenced();
-            return Ok(());
-        }
-        let mut oldest = issue.fence(self.depth, self.account())?;
+            // Who runs out of work after each of them fences each, and does not wait for any.
+            if !issue.may_be_many(self.depth) {
+                return Ok(());
+            }
+            issue.surplus(self.depth, self.account())?
+        } else {
+            issue.fence(self.depth, self.account())?
+        };
         while let Some(fence) = oldest {
             let completion = issue.queue.completion(fence)?;
             drop(issue);
@@ -408,6 +412,12 @@ impl Issue {
             self.in_flight.push_back(InFlight { fence, begun: begun.unwrap_or(fenced), fenced });
         }
         self.surplus(depth, account)
+    }
+
+    /// Whether there may be a surplus, without asking the device.
+    fn may_be_many(&self, depth: usize) -> bool {
+        let late = |f: &InFlight| self.in_flight.len() > DEPTH_PRIORITY && f.fenced.elapsed() > MAX_AHEAD;
+        self.in_flight.len() > depth / BATCH || self.in_flight.front().is_some_and(late)
     }
 
     /// Forgets what has been reached; the oldest fence when there are too many, or it is too old.

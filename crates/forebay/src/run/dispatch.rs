@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 
 use forebay_hal::Direction;
-use forebay_hal::cpu::{Job, UNKNOWN_NS, Worker};
-use forebay_policy::{Counts, DeviceSet, MAX_PLACED, Mode, Ready, ReadyQueue, Stats, priority};
+use forebay_hal::cpu::{Helpers, Job, UNKNOWN_NS, Worker};
+use forebay_policy::{Ahead, DeviceSet, MAX_PLACED, Mode, Ready, ReadyQueue, Stats, priority};
 
 use super::exec;
 use super::node::{Core, EndRef, InKind, Node, Own};
@@ -15,8 +15,14 @@ use super::runtime::RuntimeInner;
 use crate::block::Datablock;
 use crate::place::Situation;
 
+/// What is predicted to be on a device for no longer than that is waited for by the worker that issues it: handing it to another
+/// thread costs a wake-up, or two.
+const SHORT_NS: u64 = 100_000;
+
 pub(crate) struct Dispatcher {
     mode: Mode,
+    /// Threads that wait for devices, by device (adaptive placement, which learns what everything takes).
+    helpers: Vec<Option<Helpers>>,
     inner: Mutex<Inner>,
 }
 
@@ -25,32 +31,96 @@ struct Inner {
     queue: ReadyQueue<usize>,
     running: Vec<usize>,
     slots: Vec<usize>,
-    /// For each device, when what runs on it is predicted to be done (adaptive placement).
-    ends: Vec<Vec<u64>>,
+    /// For each device, what runs on it (adaptive placement).
+    ends: Vec<Vec<Running>>,
+    /// Devices that are the host's cores, the host among them, and how many cores.
+    shared: (DeviceSet, usize),
+    /// The queue's time, by which tasks have their turns (`forebay_hal::cpu::Turn`).
+    now: u64,
+}
+
+/// An invocation on a device, as it was predicted.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Running {
+    begun_ns: u64,
+    until_ns: u64,
+    /// Of the host's cores, ns of one.
+    work_ns: u64,
+}
+
+impl Running {
+    /// What is left of its work.
+    fn left(&self, now_ns: u64) -> u64 {
+        let (whole, left) = (self.until_ns - self.begun_ns, self.until_ns.saturating_sub(now_ns));
+        (u128::from(self.work_ns) * u128::from(left) / u128::from(whole.max(1))) as u64
+    }
 }
 
 impl Inner {
-    /// The time until each device could begin something new: the CPU's cores work side by side, other devices do one thing
-    /// after the other.
-    fn ahead(&self, now_ns: u64) -> Counts {
-        let mut ahead = [0; MAX_PLACED];
-        for (d, (to, ends)) in ahead.iter_mut().zip(&self.ends).enumerate() {
-            let when = match d {
-                0 if self.running[0] < self.slots[0] => None,
-                0 => ends.iter().min(),
-                _ => ends.iter().max(),
+    /// What has begun. The CPU's cores work side by side, other devices do one thing after the other.
+    fn ahead(&self, now_ns: u64) -> Ahead {
+        let mut ahead = Ahead::default();
+        let (shared, _) = self.shared;
+        for (d, (to, ends)) in ahead.until.iter_mut().zip(&self.ends).enumerate() {
+            let ends = ends.iter().map(|r| r.until_ns);
+            let when = match shared.has(d) {
+                true if self.is_free(d) => None,
+                // Whatever ends first leaves them a core.
+                true => self
+                    .ends
+                    .iter()
+                    .enumerate()
+                    .filter(|(d, _)| shared.has(*d))
+                    .flat_map(|(_, e)| e)
+                    .map(|r| r.until_ns)
+                    .min(),
+                false => ends.max(),
             };
             *to = when.map_or(0, |w| w.saturating_sub(now_ns));
         }
+        let on_cores = self.ends.iter().enumerate().filter(|(d, _)| shared.has(*d)).flat_map(|(_, all)| all);
+        ahead.work = on_cores.map(|r| r.left(now_ns)).sum();
         ahead
+    }
+
+    /// Whether a device could begin something now. One that is the host's cores uses all of them, and has its turn when one is
+    /// free. The CPU does not wait for it: what is short would wait for the longest, which the system has share the cores.
+    fn is_free(&self, d: usize) -> bool {
+        let (shared, cores) = self.shared;
+        if self.running[d] >= self.slots[d] {
+            return false;
+        }
+        let used = |(d, n): (usize, &usize)| if d == 0 { *n } else { n * cores };
+        let used: usize = self.running.iter().enumerate().filter(|(d, _)| shared.has(*d)).map(used).sum();
+        d == 0 || !shared.has(d) || used < cores
     }
 }
 
 impl Dispatcher {
     /// `slots` is how many invocations a device may have in the hands of workers at a time.
-    pub(crate) fn new(mode: Mode, strengths: Vec<u64>, slots: Vec<usize>) -> Self {
+    /// `shared` are the devices that are the host's cores; adaptive placement runs no more on them than there are cores.
+    pub(crate) fn new(
+        mode: Mode,
+        strengths: Vec<u64>,
+        slots: Vec<usize>,
+        shared: DeviceSet,
+        helpers: Vec<Option<Helpers>>,
+    ) -> Self {
+        let shared =
+            (if mode == Mode::Adaptive { shared } else { DeviceSet::default() }, slots.first().copied().unwrap_or(1));
         let (running, ends) = (vec![0; slots.len()], vec![Vec::new(); slots.len()]);
-        Dispatcher { mode, inner: Mutex::new(Inner { queue: ReadyQueue::new(mode, strengths), running, slots, ends }) }
+        Dispatcher {
+            mode,
+            helpers,
+            inner: Mutex::new(Inner {
+                queue: ReadyQueue::new(mode, strengths).sharing(shared.0, shared.1),
+                shared,
+                running,
+                slots,
+                ends,
+                now: 0,
+            }),
+        }
     }
 
     /// Takes ownership of a ready task, then starts what can start.
@@ -60,19 +130,21 @@ impl Dispatcher {
         let near = if self.mode == Mode::DataAware { nearest(core, node, own) } else { None };
         let load = |v: &std::sync::atomic::AtomicU64| v.load(Ordering::Relaxed);
         let now = runtime.now_ns();
-        let counts = match own.adapt.take() {
+        let (counts, work) = match own.adapt.take() {
             Some(mut adapt) => {
                 let counts = adapt.weigh(now, situation(core, node, own), &|d| runtime.account(d));
                 own.adapt = Some(adapt);
                 counts
             }
-            None => [u64::MAX; MAX_PLACED],
+            None => ([u64::MAX; MAX_PLACED], [0; MAX_PLACED]),
         };
-        let ready = Ready {
+        let mut ready = Ready {
+            turn: 0,
             key: std::ptr::from_ref(node) as usize,
             devices: node.devices,
             near,
             counts,
+            work,
             since_ns: now,
             stats: Stats {
                 priority: node.priority.load(Ordering::Relaxed),
@@ -82,7 +154,10 @@ impl Dispatcher {
                 avg_run_ns: load(&node.stats.avg_run),
             },
         };
-        let accepted = self.inner.lock().unwrap_or_else(PoisonError::into_inner).queue.push(ready);
+        let mut i = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        ready.turn = node.stats.served.begin(i.now, 0);
+        let accepted = i.queue.push(ready);
+        drop(i);
         if accepted {
             self.pump(&runtime, worker);
         } else {
@@ -100,35 +175,41 @@ impl Dispatcher {
                 if i.queue.is_empty() {
                     return;
                 }
-                let free = (0..i.slots.len())
-                    .filter(|&d| i.running[d] < i.slots[d])
-                    .fold(DeviceSet::default(), DeviceSet::with);
+                let free = (0..i.slots.len()).filter(|&d| i.is_free(d)).fold(DeviceSet::default(), DeviceSet::with);
                 let now = runtime.now_ns();
-                let ahead = if self.mode == Mode::Adaptive { i.ahead(now) } else { [0; MAX_PLACED] };
+                let ahead = if self.mode == Mode::Adaptive { i.ahead(now) } else { Ahead::default() };
                 let Some(p) = i.queue.pick(now, free, &ahead) else { return };
                 i.running[p.device] += 1;
-                let begins = if p.device == 0 { 0 } else { ahead[p.device] };
-                let until =
-                    now.saturating_add(begins).saturating_add(if p.count_ns == u64::MAX { 0 } else { p.count_ns });
+                i.now = i.now.max(p.turn);
+                let begun_ns = now.saturating_add(if p.device == 0 { 0 } else { ahead.until[p.device] });
+                let until_ns = begun_ns.saturating_add(if p.count_ns == u64::MAX { 0 } else { p.count_ns });
+                let running = Running { begun_ns, until_ns, work_ns: p.work_ns };
                 if self.mode == Mode::Adaptive {
-                    i.ends[p.device].push(until);
+                    i.ends[p.device].push(running);
                 }
-                (p, until)
+                (p, running)
             };
-            let (pick, until) = pick;
+            let (pick, running) = pick;
             // SAFETY: queued nodes are owned, so they are alive; picking made this thread the owner.
             let node = unsafe { &*(pick.key as *const Node) };
             // SAFETY: as above.
             unsafe {
                 (*node.own.get()).device = pick.device;
-                (*node.own.get()).until_ns = until;
+                (*node.own.get()).running = running;
             }
+            node.stats.served.begin(pick.turn, pick.work_ns);
             let w = &node.stats.avg_wait;
             w.store(priority::decay(w.load(Ordering::Relaxed), pick.waited_ns), Ordering::Relaxed);
+            let job = Job { run: run_picked, data: std::ptr::from_ref(node).cast(), cost_ns: UNKNOWN_NS };
+            // 0 is what something counts as that is to be found out.
+            let short = (1..=SHORT_NS).contains(&pick.count_ns);
+            let helpers = self.helpers.get(pick.device).and_then(Option::as_ref).filter(|_| !short);
             // SAFETY: ownership goes with the job.
-            unsafe {
-                worker.submit_back(Job { run: run_picked, data: std::ptr::from_ref(node).cast(), cost_ns: UNKNOWN_NS })
-            };
+            let left = helpers.map_or(Err(job), |h| unsafe { h.submit(job) });
+            if let Err(job) = left {
+                // SAFETY: as above.
+                unsafe { worker.submit_back(job) };
+            }
         }
     }
 
@@ -138,10 +219,10 @@ impl Dispatcher {
         i.queue.remove(std::ptr::from_ref(node) as usize)
     }
 
-    fn release(&self, device: usize, until_ns: u64) {
+    fn release(&self, device: usize, was: Running) {
         let mut i = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         i.running[device] = i.running[device].saturating_sub(1);
-        if let Some(at) = i.ends[device].iter().position(|e| *e == until_ns) {
+        if let Some(at) = i.ends[device].iter().position(|e| *e == was) {
             i.ends[device].swap_remove(at);
         }
     }
@@ -157,7 +238,7 @@ unsafe fn run_picked(data: *const (), worker: &Worker) {
     let runtime = core.runtime.clone();
     // SAFETY: as above.
     let own = unsafe { &mut *node.own.get() };
-    let (device, until) = (own.device, own.until_ns);
+    let (device, running) = (own.device, own.running);
     // Others can run on this worker's other picks while a device is being waited for.
     worker.yield_slot();
     if !core.stopping() {
@@ -170,7 +251,7 @@ unsafe fn run_picked(data: *const (), worker: &Worker) {
     // The task stands in line again, if it can, before the next one is picked: a high priority must not lose its turn to
     // the moment in which it is between two invocations.
     exec::own(node, worker);
-    runtime.dispatcher.release(device, until);
+    runtime.dispatcher.release(device, running);
     runtime.dispatcher.pump(&runtime, worker);
 }
 

@@ -41,8 +41,15 @@ pub(crate) fn own(node: &Node, worker: &Worker) {
     look_after(core, node, worker);
 }
 
+/// As [`own`], for a managed task, by a thread that must not run it: all that can come of it is that it stands in line.
+pub(crate) fn stand_in_line(node: &Node, worker: &Worker) {
+    debug_assert!(node.managed);
+    look_after(node.core(), node, worker);
+}
+
 fn look_after(core: &Core, node: &Node, worker: &Worker) {
     let mut seen = node.notify.seen();
+    let mut ran = false;
     loop {
         if !core.stopping() {
             // SAFETY: this thread owns the node (notify.rs).
@@ -69,11 +76,16 @@ fn look_after(core: &Core, node: &Node, worker: &Worker) {
                     core.runtime.dispatcher.enqueue(core, node, own, worker);
                     return;
                 }
-                run(core, node, own, 0, worker);
-                if !core.stopping() && !own.holding && ready(core, node, own) {
+                // What came just when the task was let go of: others wait, too.
+                let had_its_turn = ran && node.stats.is_long();
+                if !had_its_turn {
+                    run(core, node, own, 0, worker);
+                    ran = true;
+                }
+                if had_its_turn || !core.stopping() && !own.holding && ready(core, node, own) {
                     // The next invocation queues behind what this one made ready, and others may take it.
                     // SAFETY: the node stays owned until that job runs.
-                    unsafe { worker.submit_back(job(node)) };
+                    unsafe { worker.submit_in_turn(job(node), &node.stats.turn) };
                     return;
                 }
             }
@@ -188,7 +200,7 @@ fn wake_producer(core: &Core, c: &Chan, worker: &Worker) {
             let producer = &core.nodes[n as usize];
             if wakes_producer(c, producer) {
                 // SAFETY: this thread has just become the owner and hands the node to the job.
-                unsafe { worker.submit_back(job(producer)) };
+                unsafe { worker.submit_in_turn(job(producer), &producer.stats.turn) };
             }
         }
         EndRef::Host => c.host.iter().for_each(|h| h.wake()),

@@ -5,10 +5,12 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use forebay_hal::cpu::Turn;
 use forebay_hal::{Buffer, Geometry, Kernel, Recorded};
 use forebay_policy::DeviceSet;
 use smallvec::SmallVec;
 
+use super::dispatch::Running;
 use super::host::HostEnd;
 use super::notify::Notify;
 use super::ring::Ring;
@@ -272,6 +274,10 @@ pub(crate) struct Stats {
     /// Decayed averages, ns (managed tasks only).
     pub(crate) avg_wait: AtomicU64,
     pub(crate) avg_run: AtomicU64,
+    /// Its place among all that want the workers.
+    pub(crate) turn: Turn,
+    /// And among what is in the ready queue (managed tasks only).
+    pub(crate) served: Turn,
 }
 
 /// One invocation in so many is timed (two clock reads cost about as much as a whole hop of a chain).
@@ -285,6 +291,8 @@ impl Default for Stats {
             invocations: AtomicU64::new(0),
             avg_wait: AtomicU64::new(0),
             avg_run: AtomicU64::new(0),
+            turn: Turn::default(),
+            served: Turn::default(),
             state: AtomicU8::new(0),
             cost_ns: AtomicU32::new(forebay_hal::cpu::UNKNOWN_NS),
         }
@@ -297,6 +305,11 @@ impl Stats {
     pub(crate) fn wants_cost(&self) -> bool {
         let n = self.invocations.load(Ordering::Relaxed);
         n % COST_SAMPLE < 2 || self.cost_ns.load(Ordering::Relaxed) > COST_ALWAYS_NS
+    }
+
+    /// Whether one invocation is so much that it does not matter where it waits.
+    pub(crate) fn is_long(&self) -> bool {
+        self.cost_ns.load(Ordering::Relaxed) > COST_ALWAYS_NS
     }
 
     /// Takes a sample into the estimate: upwards at once, downwards by halves.
@@ -333,8 +346,8 @@ pub(crate) struct Own {
     pub(crate) fixed_group: u64,
     /// Device chosen by the ready queue, and when the task became ready.
     pub(crate) device: usize,
-    /// When the device is predicted to have done it.
-    pub(crate) until_ns: u64,
+    /// What the ready queue thinks of it meanwhile.
+    pub(crate) running: Running,
     /// Adaptive placement, for tasks that can run on several devices.
     pub(crate) adapt: Option<Box<Adapt>>,
     /// Buffers of the current launch, kept for their capacity.
@@ -393,7 +406,7 @@ impl Node {
                 fixed_group: group,
                 started: false,
                 device: 0,
-                until_ns: 0,
+                running: Running::default(),
                 adapt,
                 in_buffers: inputs.iter().map(|_| None).collect(),
                 out_buffers: outputs.iter().map(|_| None).collect(),

@@ -11,7 +11,7 @@ use forebay_hal::Geometry;
 use forebay_hal::cpu::on_worker;
 
 use super::exec;
-use super::node::{Chan, Core, EndRef};
+use super::node::{Chan, Core, EndRef, Node};
 use super::trace::{CopySpan, Recording, Span};
 use crate::block::Datablock;
 use crate::error::{Error, Result};
@@ -171,8 +171,15 @@ impl Running {
         }
     }
 
-    /// One attempt at a push, under the end's lock: none when there is no room.
-    fn attempt_push(&self, c: &Chan, closed: bool, block: &mut Option<Datablock>) -> Option<Result<()>> {
+    /// One attempt at a push, under the end's lock: none when there is no room. A task that is managed and can run now is
+    /// `woken`, and the caller's.
+    fn attempt_push<'a>(
+        &'a self,
+        c: &Chan,
+        closed: bool,
+        block: &mut Option<Datablock>,
+        woken: &mut Option<&'a Node>,
+    ) -> Option<Result<()>> {
         if closed || self.core.stopping() {
             return Some(Err(self.core.refusal().unwrap_or_else(|| Error::NotRunning {
                 graph: self.core.name.clone(),
@@ -190,13 +197,23 @@ impl Running {
         }
         if let EndRef::Node(n) = c.to {
             let node = &self.core.nodes[n as usize];
-            if exec::wakes_consumer(c, node) {
+            match exec::wakes_consumer(c, node) {
+                false => {}
+                true if node.managed => *woken = Some(node),
                 // SAFETY: the notification made us the owner, and the graph lives while a task is owned. The end's lock
                 // is held, so teardown, which closes ends first, cannot be past its wait.
-                unsafe { self.core.runtime.pool.submit(exec::job(node)) };
+                true => unsafe { self.core.runtime.pool.submit_in_turn(exec::job(node), &node.stats.turn) },
             }
         }
         Some(Ok(()))
+    }
+
+    /// Has a task stand in line at once: workers may be busy for long, and the device that it goes to idle. The graph lives
+    /// while a task is owned.
+    fn stand_in_line(&self, woken: Option<&Node>) {
+        if let Some(node) = woken {
+            self.core.runtime.pool.helping(|w| exec::stand_in_line(node, w));
+        }
     }
 
     fn attempt_pull(&self, c: &Chan, closed: bool) -> Option<Result<Datablock>> {
@@ -205,7 +222,7 @@ impl Running {
                 let node = &self.core.nodes[n as usize];
                 if !closed && exec::wakes_producer(c, node) {
                     // SAFETY: as in `attempt_push`.
-                    unsafe { self.core.runtime.pool.submit(exec::job(node)) };
+                    unsafe { self.core.runtime.pool.submit_in_turn(exec::job(node), &node.stats.turn) };
                 }
             }
             // SAFETY: the ring holds handles given by `into_raw`.
@@ -234,12 +251,14 @@ impl Running {
                 c.ahead.store(true, Ordering::Relaxed);
             }
         }
+        let mut woken = None;
         let done = host.wait(
             until,
             self.spare(),
             || c.ring.len() < c.ring.capacity(),
-            |s| self.attempt_push(c, s.closed, &mut block),
+            |s| self.attempt_push(c, s.closed, &mut block, &mut woken),
         );
+        self.stand_in_line(woken);
         done.unwrap_or_else(|| {
             let waited = begun.map_or(Duration::ZERO, |b| b.elapsed());
             Err(Error::WouldBlock { what: "no room at", port: self.port_of(feed.0), waited })
@@ -273,11 +292,12 @@ impl Running {
                 Ok(found) => found,
                 Err(e) => return Err((block, e)),
             };
-        let mut block = Some(block);
+        let (mut block, mut woken) = (Some(block), None);
         let result = {
             let s = host.lock();
-            self.attempt_push(c, s.closed, &mut block)
+            self.attempt_push(c, s.closed, &mut block, &mut woken)
         };
+        self.stand_in_line(woken);
         let e = match result {
             Some(Ok(())) => return Ok(()),
             Some(Err(e)) => e,
@@ -303,7 +323,10 @@ impl Running {
             if let Some(Err(e)) = block.as_ref().map(|b| self.fits(c, feed.0, b)) {
                 return Some(Err(e));
             }
-            host.poll(cx.waker(), |s| self.attempt_push(c, s.closed, &mut block))
+            let mut woken = None;
+            let done = host.poll(cx.waker(), |s| self.attempt_push(c, s.closed, &mut block, &mut woken));
+            self.stand_in_line(woken);
+            done
         })
     }
 

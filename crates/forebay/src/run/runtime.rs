@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicI32};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
-use forebay_hal::cpu::{CpuDevice, Pool as Workers};
+use forebay_hal::cpu::{CpuDevice, Helpers, Pool as Workers};
 use forebay_hal::{Device, Kind, Recorded};
-use forebay_policy::Mode;
+use forebay_policy::{DeviceSet, Mode};
 use forebay_proto::client::Account;
 
 use super::device::{DEPTH_PRIORITY, DEPTH_THROUGHPUT, DeviceHandle};
@@ -187,6 +187,13 @@ impl RuntimeBuilder {
         // A worker issues one invocation at a time to an accelerator; `depth` bounds what runs behind it.
         // Under adaptive placement it waits for that one, so another issues the next.
         let issuing = if self.mode == Mode::Adaptive { 2 } else { 1 };
+        let is_cores = |d: &&Arc<DeviceHandle>| d.is_host() || d.device.info().is_cpu;
+        let shared = devices.iter().filter(is_cores).fold(DeviceSet::default(), |s, d| s.with(d.index));
+        let helpers = |d: &Arc<DeviceHandle>| {
+            let wanted = self.mode == Mode::Adaptive && !d.is_host();
+            wanted.then(|| Helpers::new(&pool, &format!("forebay-{}{}", d.kind(), d.index), issuing))
+        };
+        let helpers = devices.iter().map(helpers).collect();
         let slots = devices.iter().map(|d| if d.is_host() { pool.workers() } else { issuing }).collect();
         let gate = if self.unserved { None } else { Gate::of_process(pool.workers()) };
         if let Some(gate) = &gate {
@@ -208,7 +215,7 @@ impl RuntimeBuilder {
             }));
         }
         let inner = Arc::new(RuntimeInner {
-            dispatcher: Dispatcher::new(self.mode, strengths, slots),
+            dispatcher: Dispatcher::new(self.mode, strengths, slots, shared, helpers),
             devices,
             pool,
             mode: self.mode,

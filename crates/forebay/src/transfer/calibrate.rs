@@ -18,6 +18,9 @@ use crate::error::Result;
 
 /// What calibration may take.
 pub const BUDGET: Duration = Duration::from_secs(2);
+/// Sizes up to this one are measured even if the time is over: on a machine that is busy it may go by while memory is
+/// touched, and a curve without points is none. They take some milliseconds.
+const ALWAYS: usize = 4096;
 /// Largest size that is measured: beyond it every way is at its rate.
 const LARGEST: usize = 128 << 20;
 /// Samples of a way at a size: enough for a median, few enough for many sizes. Of the largest ones one will do at first.
@@ -180,7 +183,7 @@ fn survey(
     let sizes: Vec<usize> = (0..MAX_POINTS).map(|i| Curve::size(i) as usize).take_while(|s| *s <= largest).collect();
     for (i, &size) in sizes.iter().enumerate() {
         let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        if left.is_zero() && size > ALWAYS {
             break;
         }
         let who: Vec<usize> = (0..all.len()).filter(|c| all[*c].hopeless < GIVEN_UP).collect();

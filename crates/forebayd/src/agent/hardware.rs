@@ -16,10 +16,15 @@ use crate::ledger::Ledger;
 pub const SHORT_SLICE_US: u64 = 50;
 
 /// A process that has the driver open and no channels is about to make some, or it only asks the driver how things are. So many
-/// times it is looked into whenever that is asked for, then more seldom, down to every fourth time.
+/// times it is looked into whenever that is asked for, then more seldom, down to every fourth time; from the beginning when
+/// it has opened or closed one of the driver's files, as whoever makes a channel does.
 const LOOKS: (u32, u32) = (20, 4);
 /// The same for the search for its clients: the kernel's log has a line for each that is not there.
 const SEARCHES: (u32, u32) = (3, 128);
+/// What the driver's files begin with.
+const DRIVER: &str = "/dev/nvidia";
+/// Most files of a process that are looked at for that.
+const MAX_FILES: usize = 4096;
 /// Most such processes that are remembered.
 const MAX_WAITING: usize = 1024;
 
@@ -36,8 +41,27 @@ pub struct Hardware {
 #[derive(Default)]
 struct Waiting {
     search: Search,
-    /// How often it was asked for.
+    /// How often it was asked for since it last had another number of the driver's files open.
     asked: u32,
+    files: usize,
+}
+
+impl Waiting {
+    /// It is asked for while it has so many files open: how often it was before.
+    fn ask(&mut self, files: usize) -> u32 {
+        if files != self.files {
+            (self.files, self.asked) = (files, 0);
+        }
+        self.asked = self.asked.wrapping_add(1);
+        self.asked.wrapping_sub(1)
+    }
+}
+
+/// How many files a process has open whose names begin like that; none if that cannot be seen.
+fn open_files(pid: u32, begin: &str) -> usize {
+    let Ok(all) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return 0 };
+    let names = all.take(MAX_FILES).flatten().filter_map(|f| std::fs::read_link(f.path()).ok());
+    names.filter(|n| n.as_os_str().as_encoded_bytes().starts_with(begin.as_bytes())).count()
 }
 
 /// Whether it is the turn of this one: always at first, then every second, fourth, and so on.
@@ -59,8 +83,7 @@ impl Reach for Hardware {
             waiting.clear();
         }
         let w = waiting.entry(pid).or_default();
-        let n = w.asked;
-        w.asked = n.wrapping_add(1);
+        let n = w.ask(open_files(pid, DRIVER));
         if !is_due(n, LOOKS) {
             return Err(Refused::Driver(Error::NoChannels { pid, files: 0, calls: 0 }));
         }
@@ -73,7 +96,7 @@ impl Reach for Hardware {
 
     fn expect(&self, pid: u32, clients: &[RawHandle]) {
         let search = Search { clients: clients.to_vec(), nowhere_else: false };
-        self.waiting.borrow_mut().entry(pid).or_insert(Waiting { search, asked: 0 });
+        self.waiting.borrow_mut().entry(pid).or_insert(Waiting { search, ..Waiting::default() });
     }
 
     fn forget(&self, pid: u32) {
@@ -198,6 +221,24 @@ fn enter(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_more_is_seen() {
+        let dir = tempfile::tempdir().unwrap();
+        let begin = dir.path().join("device").into_os_string().into_string().unwrap();
+        let files = || open_files(std::process::id(), &begin);
+        assert_eq!(files(), 0);
+        let one = std::fs::File::create(format!("{begin}0")).unwrap();
+        let two = std::fs::File::create(format!("{begin}ctl")).unwrap();
+        let _other = std::fs::File::create(dir.path().join("other")).unwrap();
+        assert_eq!(files(), 2);
+        // It is looked into again whenever that is asked for.
+        let mut w = Waiting::default();
+        let asked: Vec<u32> = [2, 2, 2, 1, 1].into_iter().map(|n| w.ask(n)).collect();
+        assert_eq!(asked, [0, 1, 2, 0, 1]);
+        drop((one, two));
+        assert_eq!((files(), open_files(u32::MAX, &begin)), (0, 0));
+    }
 
     #[test]
     fn pauses_grow_to_the_longest() {

@@ -10,7 +10,7 @@ use forebay::hal::discover;
 use forebay::place::Accelerated;
 use forebay::{Datablock, Impl, Kind, Runtime};
 
-use super::{Load, Loaded, Result, Work, call, median, only, rate_of, text};
+use super::{Load, Loaded, Result, Work, call, done, median, only, rate_of, text};
 
 /// Calls that each time is the median of.
 const SAMPLES: usize = 9;
@@ -41,7 +41,7 @@ impl Both {
     }
 
     fn call(&self, workload: usize, device: usize, inputs: &[Datablock]) -> Result<()> {
-        self.0[workload][device].call(inputs).map(drop).map_err(text)
+        done(&self.0[workload][device], inputs)
     }
 
     /// The assignment (a bit for each workload: on the accelerator) at which most is done: all are tried, the best of them

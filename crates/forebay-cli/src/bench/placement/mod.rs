@@ -19,6 +19,8 @@ mod central;
 mod starpu;
 
 use self::central::{Both, Heft, Omniscient, Told};
+use self::starpu::POLICIES;
+pub use self::starpu::be as be_starpu;
 use super::schema::{Row, median};
 use super::transfer::load::{Load, Running as Loaded};
 use crate::workloads::mix::{self, Work};
@@ -114,10 +116,15 @@ impl Drop for Changing {
     }
 }
 
+/// One call, until what it makes is there: a block may come before its device is done.
+fn done(task: &Accelerated, inputs: &[Datablock]) -> Result<()> {
+    task.call(inputs).and_then(|out| out.iter().try_for_each(Datablock::wait)).map_err(text)
+}
+
 fn call(task: &Accelerated, w: &Work, n: usize) -> Result<f64> {
     let begun = Instant::now();
     for _ in 0..n {
-        task.call(&w.inputs).map_err(text)?;
+        done(task, &w.inputs)?;
     }
     Ok(begun.elapsed().as_secs_f64())
 }
@@ -207,7 +214,7 @@ fn together(works: &[Work], make: &Make<'_>) -> Result<f64> {
 /// A task as a caller.
 fn caller<'a>(task: Result<Accelerated, forebay::Error>) -> Result<Caller<'a>> {
     let task = task.map_err(text)?;
-    Ok(Box::new(move |inputs| task.call(inputs).map(drop).map_err(text)))
+    Ok(Box::new(move |inputs| done(&task, inputs)))
 }
 
 /// All workloads at once, placed in several ways.
@@ -222,6 +229,8 @@ fn contention(rows: &mut Vec<Row>) -> Result<()> {
     let times = both.times(&works)?;
     let prefers_host = |i: usize| times[i][0] <= times[i][1];
     let omniscient = &Omniscient::new(&both, &works)?;
+    let starpu =
+        starpu::Mix::new().inspect_err(|why| eprintln!("starpu: not measured on the six workloads: {why}")).ok();
     for (what, loaded) in [("nothing else", false), ("load that changes", true)] {
         let load = loaded.then(Changing::start);
         let heft = &Heft::new(&both, &times);
@@ -237,11 +246,15 @@ fn contention(rows: &mut Vec<Row>) -> Result<()> {
             (OMNISCIENT, &|i, _| Ok(Box::new(move |inputs| omniscient.call(i, told.as_deref(), inputs)))),
         ];
         let mut samples: Vec<Vec<f64>> = vec![Vec::new(); ways.len()];
+        let mut theirs: [Vec<f64>; POLICIES.len()] = Default::default();
         // Each way once a round: what changes on the machine meets all of them.
         for round in 0..ROUNDS {
             for i in 0..ways.len() {
                 let i = (i + round * 3) % ways.len();
                 samples[i].push(together(&works, ways[i].1)?);
+            }
+            for (policy, samples) in POLICIES.iter().zip(&mut theirs) {
+                samples.extend(starpu.as_ref().map(|s| s.rate(policy)).transpose()?);
             }
         }
         drop(load);
@@ -250,9 +263,17 @@ fn contention(rows: &mut Vec<Row>) -> Result<()> {
             let s = median(s);
             if *name == "adaptive" { row.ours = Some(s) } else { row = row.peer(name, Some(s)) }
         }
-        let known = Row { case: format!("the same, beside {what}: whoever knows everything"), ..row.clone() };
+        for (policy, s) in POLICIES.iter().zip(theirs).filter(|(_, s)| !s.is_empty()) {
+            let name =
+                if *policy == POLICIES[0] { "StarPU with our policy".into() } else { format!("StarPU {policy}") };
+            row = row.peer(&name, Some(median(s)));
+        }
+        let besides = |who: &str| Row { case: format!("the same, beside {what}: {who}"), ..row.clone() };
+        let known = besides("whoever knows everything").at_least(OMNISCIENT, 0.965);
+        let dmda = starpu.as_ref().map(|_| besides("StarPU").at_least("StarPU dmda", 1.5));
         rows.push(row.at_least("all on the accelerator", 1.8));
-        rows.push(known.at_least(OMNISCIENT, 0.965));
+        rows.push(known);
+        rows.extend(dmda);
     }
     Ok(())
 }
