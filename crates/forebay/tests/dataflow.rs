@@ -714,3 +714,39 @@ fn an_idle_runtime_uses_no_cpu() {
         .unwrap();
     assert!(status.success());
 }
+
+/// A function pushes into another graph and computes on: somebody else does what it pushed.
+#[test]
+fn what_a_task_pushes_elsewhere_is_done_while_it_computes() {
+    let t = Template::array::<u32>([1]);
+    for rt in runtimes() {
+        let done = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let (says, hears) = (done.clone(), done.clone());
+        let mut other = Graph::new("other");
+        let id = other.add(Task::new("says").input("x", t).host(move |_| {
+            says.store(true, std::sync::atomic::Ordering::Release);
+            Ok(())
+        }));
+        let to = other.feed((id.unwrap(), "x"), 1).unwrap();
+        let other = rt.start(other).unwrap();
+        let mut g = Graph::new("computes");
+        let id = g.add(Task::new("computes").input("x", t).output("y", t).host(move |_| {
+            // So that the others sleep.
+            std::thread::sleep(Duration::from_millis(5));
+            other.push(to, Datablock::zeroed(t)?)?;
+            let begun = Instant::now();
+            while !hears.load(std::sync::atomic::Ordering::Acquire) {
+                if begun.elapsed() > Duration::from_secs(10) {
+                    return Err("nobody came".into());
+                }
+                std::hint::spin_loop();
+            }
+            Ok(())
+        }));
+        let id = id.unwrap();
+        let (f, d) = (g.feed((id, "x"), 1).unwrap(), g.drain((id, "y"), 1).unwrap());
+        let run = rt.start(g).unwrap();
+        run.push(f, Datablock::zeroed(t).unwrap()).unwrap();
+        run.pull(d).unwrap();
+    }
+}

@@ -247,14 +247,16 @@ impl Pool {
         }
         // SAFETY: set by the worker's own thread, and cleared there before the worker goes.
         if let Some(w) = unsafe { CURRENT.get().as_ref() }.filter(|w| Arc::ptr_eq(&w.shared, &self.shared)) {
-            return f(w);
+            f(w);
+            // What this worker does besides may take long.
+            return w.offer();
         }
-        // While it is taken, whoever calls this from inside `f` makes another.
-        let w = HELPER.take().filter(|w| Arc::ptr_eq(&w.shared, &self.shared));
+        // While it is taken, whoever calls this from inside `f` makes another; so does a thread that ends.
+        let w = HELPER.try_with(Cell::take).ok().flatten().filter(|w| Arc::ptr_eq(&w.shared, &self.shared));
         let w = w.unwrap_or_else(|| Box::new(Worker::helper(self.shared.clone(), 0)));
         f(&w);
         w.hand_over();
-        HELPER.set(Some(w));
+        let _ = HELPER.try_with(|h| h.set(Some(w)));
     }
 
     /// Calls `f(first, last)` over disjoint ranges that cover `0..n`, each at most `grain` long (at least 1), on this
@@ -446,6 +448,12 @@ impl Worker {
 
     /// Lets others take everything that this worker has queued: call before blocking inside a job.
     pub fn yield_slot(&self) {
+        self.offer();
+        self.is_long();
+    }
+
+    /// Lets others take everything that was queued here.
+    fn offer(&self) {
         if self.helper {
             return self.hand_over();
         }
@@ -454,7 +462,6 @@ impl Worker {
             unsafe { self.submit_back(job) };
         }
         self.signal(UNKNOWN_NS);
-        self.is_long();
     }
 
     /// From now on nobody counts on this worker for short jobs.

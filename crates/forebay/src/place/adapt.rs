@@ -82,6 +82,8 @@ pub(crate) struct Adapt {
     models: Arc<Models>,
     load: Arc<Load>,
     cores: Cores,
+    /// 1 / cores.
+    per_core: f64,
     at: Situation,
     /// What may be spent on measuring, ns.
     budget: f64,
@@ -108,6 +110,7 @@ impl Adapt {
                 .collect(),
             models: models.clone(),
             load: load.clone(),
+            per_core: 1.0 / cores.count().max(1) as f64,
             cores,
             at: Situation::default(),
             budget: 0.0,
@@ -169,9 +172,10 @@ impl Adapt {
         let (mut natural, mut best) = ((f64::INFINITY, 0), f64::INFINITY);
         let tables = fixed::tables();
         let position = position(at.size, tables);
-        let busy = self.load.threads(0);
+        let (others, own) = self.load.both();
+        let busy = others + f64::from(own);
         // The cores have others' work, too.
-        let beside = 1.0 + self.load.threads(usize::MAX) / self.cores.count().max(1) as f64;
+        let beside = 1.0 + others * self.per_core;
         for c in self.choices.iter().filter(|c| c.refused.is_none()) {
             let share = self.share(c, busy, account);
             self.shares[c.device] = share;

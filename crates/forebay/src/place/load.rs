@@ -83,9 +83,15 @@ impl Load {
     /// Threads that are at work or want to be, others' and those that are counted as busy here but `itself`.
     #[inline]
     pub(crate) fn threads(self: &Arc<Self>, itself: usize) -> f64 {
+        let (others, own) = self.both();
+        others + f64::from(own.saturating_sub(itself as u32))
+    }
+
+    /// The same of others, and here.
+    #[inline]
+    pub(crate) fn both(self: &Arc<Self>) -> (f64, u32) {
         self.watch();
-        let own = self.own.load(Ordering::Relaxed).saturating_sub(itself as u32);
-        self.others.load(Ordering::Relaxed) as f64 * 0.001 + f64::from(own)
+        (self.others.load(Ordering::Relaxed) as f64 * 0.001, self.own.load(Ordering::Relaxed))
     }
 
     /// The part of the CPU that a task which uses `width` of its cores would get of them beside so many threads, above 0 and

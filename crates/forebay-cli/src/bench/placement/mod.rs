@@ -18,7 +18,7 @@ use forebay::{Datablock, Impl, Kind, Mode, Runtime, Task};
 mod central;
 mod starpu;
 
-use self::central::{Both, Heft, Omniscient, Told};
+use self::central::{Each, Heft, Omniscient, Told};
 use self::starpu::POLICIES;
 pub use self::starpu::be as be_starpu;
 use super::schema::{Row, median};
@@ -53,11 +53,13 @@ fn text(e: forebay::Error) -> String {
     e.to_string()
 }
 
-fn runtime(mode: Mode, models: &Arc<Models>) -> Result<Runtime> {
-    // Everything that there is, the CPU by another name included: it has other costs.
-    let (devices, _) = discover(&[Kind::OpenCl, Kind::Cuda]);
-    let devices = devices.into_iter().flat_map(strong_and_weak).collect();
-    Runtime::builder().mode(mode).devices(devices).models(models.clone()).service(false).build().map_err(text)
+fn runtime(mode: Mode, models: &Arc<Models>, devices: &[Arc<dyn Device>]) -> Result<Runtime> {
+    Runtime::builder().mode(mode).devices(devices.to_vec()).models(models.clone()).service(false).build().map_err(text)
+}
+
+/// Everything that there is, the CPU by another name included: it has other costs.
+fn accelerators() -> Vec<Arc<dyn Device>> {
+    discover(&[Kind::OpenCl, Kind::Cuda]).0.into_iter().flat_map(strong_and_weak).collect()
 }
 
 /// Three quarters and one quarter of a GPU that can be divided: two devices that differ in nothing but their strength.
@@ -132,7 +134,7 @@ fn call(task: &Accelerated, w: &Work, n: usize) -> Result<f64> {
 /// Mean error of predictions on each workload, alone and under load that changes.
 fn accuracy(rows: &mut Vec<Row>) -> Result<()> {
     let models = Arc::new(Models::off());
-    let rt = runtime(Mode::Adaptive, &models)?;
+    let rt = runtime(Mode::Adaptive, &models, &accelerators())?;
     for w in mix::all(1).map_err(text)? {
         for d in rt.verify(&w.task, &w.inputs).map_err(text)? {
             if d.largest > w.tolerance {
@@ -221,19 +223,20 @@ fn caller<'a>(task: Result<Accelerated, forebay::Error>) -> Result<Caller<'a>> {
 fn contention(rows: &mut Vec<Row>) -> Result<()> {
     let models = Arc::new(Models::off());
     let works = mix::all(2).map_err(text)?;
-    let adaptive = runtime(Mode::Adaptive, &models)?;
-    let first = runtime(Mode::FirstAvailable, &models)?;
-    let aware = runtime(Mode::DataAware, &models)?;
+    let devices = &accelerators();
+    let adaptive = runtime(Mode::Adaptive, &models, devices)?;
+    let first = runtime(Mode::FirstAvailable, &models, devices)?;
+    let aware = runtime(Mode::DataAware, &models, devices)?;
     let host = |i: &Impl| matches!(i, Impl::Host(_));
-    let both = Both::new(&first, &works)?;
-    let times = both.times(&works)?;
-    let prefers_host = |i: usize| times[i][0] <= times[i][1];
-    let omniscient = &Omniscient::new(&both, &works)?;
+    let each = Each::new(devices, &works)?;
+    let times = each.times(&works)?;
+    let prefers_host = |i: usize| times[i].iter().all(|t| times[i][0] <= *t);
+    let omniscient = &Omniscient::new(&each, &works)?;
     let starpu =
         starpu::Mix::new().inspect_err(|why| eprintln!("starpu: not measured on the six workloads: {why}")).ok();
     for (what, loaded) in [("nothing else", false), ("load that changes", true)] {
         let load = loaded.then(Changing::start);
-        let heft = &Heft::new(&both, &times);
+        let heft = &Heft::new(&each, &times);
         let told: &Told = &load.as_ref().map(|l| l.there.clone());
         let ways: [(&str, &Make); 8] = [
             ("adaptive", &|_, w| caller(adaptive.accelerate(1, &w.task))),
@@ -304,7 +307,7 @@ fn alike(rows: &mut Vec<Row>) -> Result<()> {
 
 /// One of the programs that are alike: says how often it moved.
 pub fn be_alike() -> Result<()> {
-    let rt = runtime(Mode::Adaptive, &Arc::new(Models::off()))?;
+    let rt = runtime(Mode::Adaptive, &Arc::new(Models::off()), &accelerators())?;
     let w = mix::all(1).map_err(text)?.swap_remove(2);
     let task = rt.accelerate(1, &w.task).map_err(text)?;
     let begun = Instant::now();
