@@ -503,7 +503,7 @@ impl Worker {
         }
         let Some(made_last) = self.slot.take() else {
             turns.burst = 0;
-            return self.own().or_else(|| self.shared.pop_overflow()).or_else(|| self.find());
+            return self.own().or_else(|| self.find());
         };
         if turns.burst < SLOT_BURST {
             turns.burst += turns.latest;

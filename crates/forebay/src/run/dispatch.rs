@@ -155,7 +155,7 @@ impl Dispatcher {
             },
         };
         let mut i = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        ready.turn = node.stats.served.begin(i.now, 0);
+        ready.turn = node.served.begin(i.now, 0);
         let accepted = i.queue.push(ready);
         drop(i);
         if accepted {
@@ -197,7 +197,7 @@ impl Dispatcher {
                 (*node.own.get()).device = pick.device;
                 (*node.own.get()).running = running;
             }
-            node.stats.served.begin(pick.turn, pick.work_ns);
+            node.served.begin(pick.turn, pick.work_ns);
             let w = &node.stats.avg_wait;
             w.store(priority::decay(w.load(Ordering::Relaxed), pick.waited_ns), Ordering::Relaxed);
             let job = Job { run: run_picked, data: std::ptr::from_ref(node).cast(), cost_ns: UNKNOWN_NS };

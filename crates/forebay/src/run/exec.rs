@@ -38,15 +38,31 @@ pub(crate) fn own(node: &Node, worker: &Worker) {
         let cost = node.stats.cost_ns.load(Ordering::Relaxed);
         gate.begin(&core.runtime.pool, cost, || core.stopping())
     });
-    look_after(core, node, worker);
+    if node.managed { stand_in_line(node, worker) } else { look_after(core, node, worker) }
 }
 
-/// As [`own`], for a managed task, by a thread that must not run it: all that can come of it is that it stands in line.
+/// As [`own`], for a managed task, by whatever thread: all that comes of it is that it stands in line, if it can run.
+#[inline(never)]
 pub(crate) fn stand_in_line(node: &Node, worker: &Worker) {
-    debug_assert!(node.managed);
-    look_after(node.core(), node, worker);
+    let core = node.core();
+    let mut seen = node.notify.seen();
+    loop {
+        if !core.stopping() {
+            // SAFETY: this thread owns the node (notify.rs).
+            let own = unsafe { &mut *node.own.get() };
+            if (!own.holding || deliver(core, node, own, worker)) && ready(core, node, own) {
+                node.stats.state.store(1, Ordering::Relaxed);
+                return core.runtime.dispatcher.enqueue(core, node, own, worker);
+            }
+        }
+        match node.notify.release(seen) {
+            Ok(()) => return,
+            Err(now) => seen = now,
+        }
+    }
 }
 
+/// As [`own`], for a task that runs where it becomes ready.
 fn look_after(core: &Core, node: &Node, worker: &Worker) {
     let mut seen = node.notify.seen();
     let mut ran = false;
@@ -71,11 +87,6 @@ fn look_after(core: &Core, node: &Node, worker: &Worker) {
                 continue;
             }
             if (!own.holding || deliver(core, node, own, worker)) && ready(core, node, own) {
-                if node.managed {
-                    node.stats.state.store(1, Ordering::Relaxed);
-                    core.runtime.dispatcher.enqueue(core, node, own, worker);
-                    return;
-                }
                 // What came just when the task was let go of: others wait, too.
                 let had_its_turn = ran && node.stats.is_long();
                 if !had_its_turn {
@@ -85,7 +96,7 @@ fn look_after(core: &Core, node: &Node, worker: &Worker) {
                 if had_its_turn || !core.stopping() && !own.holding && ready(core, node, own) {
                     // The next invocation queues behind what this one made ready, and others may take it.
                     // SAFETY: the node stays owned until that job runs.
-                    unsafe { worker.submit_in_turn(job(node), &node.stats.turn) };
+                    unsafe { worker.submit_in_turn(job(node), &node.turn) };
                     return;
                 }
             }
@@ -200,7 +211,7 @@ fn wake_producer(core: &Core, c: &Chan, worker: &Worker) {
             let producer = &core.nodes[n as usize];
             if wakes_producer(c, producer) {
                 // SAFETY: this thread has just become the owner and hands the node to the job.
-                unsafe { worker.submit_in_turn(job(producer), &producer.stats.turn) };
+                unsafe { worker.submit_in_turn(job(producer), &producer.turn) };
             }
         }
         EndRef::Host => c.host.iter().for_each(|h| h.wake()),

@@ -240,6 +240,10 @@ pub(crate) struct Node {
     pub(crate) default_geometry: Geometry,
     /// `set_geometry`: the value, if there is one.
     pub(crate) geometry: Mutex<Option<Geometry>>,
+    /// Its place among all that want the workers for long.
+    pub(crate) turn: Turn,
+    /// And among what is in the ready queue (managed tasks only).
+    pub(crate) served: Turn,
     /// Invocations by device number (managed tasks only).
     pub(crate) by_device: [AtomicU64; 8],
     /// Moves to another home, and why devices are not chosen any more (adaptive placement).
@@ -274,10 +278,6 @@ pub(crate) struct Stats {
     /// Decayed averages, ns (managed tasks only).
     pub(crate) avg_wait: AtomicU64,
     pub(crate) avg_run: AtomicU64,
-    /// Its place among all that want the workers.
-    pub(crate) turn: Turn,
-    /// And among what is in the ready queue (managed tasks only).
-    pub(crate) served: Turn,
 }
 
 /// One invocation in so many is timed (two clock reads cost about as much as a whole hop of a chain).
@@ -291,8 +291,6 @@ impl Default for Stats {
             invocations: AtomicU64::new(0),
             avg_wait: AtomicU64::new(0),
             avg_run: AtomicU64::new(0),
-            turn: Turn::default(),
-            served: Turn::default(),
             state: AtomicU8::new(0),
             cost_ns: AtomicU32::new(forebay_hal::cpu::UNKNOWN_NS),
         }
@@ -428,6 +426,8 @@ impl Node {
             index,
             core: AtomicPtr::new(std::ptr::null_mut()),
             stats: Stats::default(),
+            turn: Turn::default(),
+            served: Turn::default(),
             by_device: Default::default(),
             moves: AtomicU64::new(0),
             accuracy: Default::default(),

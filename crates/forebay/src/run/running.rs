@@ -202,7 +202,7 @@ impl Running {
                 true if node.managed => *woken = Some(node),
                 // SAFETY: the notification made us the owner, and the graph lives while a task is owned. The end's lock
                 // is held, so teardown, which closes ends first, cannot be past its wait.
-                true => unsafe { self.core.runtime.pool.submit_in_turn(exec::job(node), &node.stats.turn) },
+                true => unsafe { self.core.runtime.pool.submit_in_turn(exec::job(node), &node.turn) },
             }
         }
         Some(Ok(()))
@@ -222,7 +222,7 @@ impl Running {
                 let node = &self.core.nodes[n as usize];
                 if !closed && exec::wakes_producer(c, node) {
                     // SAFETY: as in `attempt_push`.
-                    unsafe { self.core.runtime.pool.submit_in_turn(exec::job(node), &node.stats.turn) };
+                    unsafe { self.core.runtime.pool.submit_in_turn(exec::job(node), &node.turn) };
                 }
             }
             // SAFETY: the ring holds handles given by `into_raw`.
