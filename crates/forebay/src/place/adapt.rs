@@ -95,6 +95,8 @@ pub(crate) struct Adapt {
     written: Instant,
     /// What was available of each device when the invocation was placed.
     shares: [f64; MAX_PLACED],
+    /// What the invocation is as work of the host's cores, ns of one, on devices that are these; 0 if that is not known.
+    pub(crate) work: Counts,
 }
 
 impl Adapt {
@@ -118,6 +120,7 @@ impl Adapt {
             errors: (0, 0.0),
             written: Instant::now(),
             shares: [1.0; MAX_PLACED],
+            work: [0; MAX_PLACED],
         }
     }
 
@@ -157,16 +160,15 @@ impl Adapt {
         }
     }
 
-    /// What an invocation counts as on each device, and as work of the host's cores where it is theirs. `account` is the
-    /// process's account on a device, if the service divides it.
+    /// What an invocation counts as on each device; `work` says it for the host's cores then. `account` is the process's account
+    /// on a device, if the service divides it.
     pub(crate) fn weigh(
         &mut self,
         now_ns: u64,
         at: Situation,
         account: &dyn Fn(usize) -> Option<Arc<Account>>,
-    ) -> (Counts, Counts) {
+    ) -> Counts {
         self.at = at;
-        let mut work = [0; MAX_PLACED];
         let mut predicted = [f64::INFINITY; MAX_PLACED];
         let mut unknown = [false; MAX_PLACED];
         let (mut natural, mut best) = ((f64::INFINITY, 0), f64::INFINITY);
@@ -184,8 +186,9 @@ impl Adapt {
             let copies = at.copies_ns[c.device] as f64;
             let ns = copies + told * c.slowed(share);
             predicted[c.device] = ns;
-            if let (Some(width), true) = (c.width, known) {
-                work[c.device] = (told * width as f64 * beside) as u64;
+            if let Some(width) = c.width {
+                // A conversion to signed numbers is one instruction.
+                self.work[c.device] = if known { (told * width as f64 * beside) as i64 as u64 } else { 0 };
             }
             best = if ns < best { ns } else { best };
             if copies + told < natural.0 {
@@ -215,7 +218,7 @@ impl Adapt {
                 counts[c.device] = 0;
             }
         }
-        (counts, work)
+        counts
     }
 
     /// An invocation on `device` took so long, copies included.
@@ -325,7 +328,7 @@ mod tests {
         (0..2).for_each(|d| adapt.add(d, format!("device {d}"), Vec::new(), None));
         let (mut now, mut measured, mut at, mut bad) = (0, 0, Vec::new(), 0);
         for _ in 0..3000 {
-            let (counts, _) = adapt.weigh(now, Situation { size: 1000, ..Situation::default() }, &|_| None);
+            let counts = adapt.weigh(now, Situation { size: 1000, ..Situation::default() }, &|_| None);
             let device = usize::from(counts[1] < counts[0]);
             measured += device;
             // The first warms up, the second is the spike.

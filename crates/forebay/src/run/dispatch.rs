@@ -133,8 +133,9 @@ impl Dispatcher {
         let (counts, work) = match own.adapt.take() {
             Some(mut adapt) => {
                 let counts = adapt.weigh(now, situation(core, node, own), &|d| runtime.account(d));
+                let work = adapt.work;
                 own.adapt = Some(adapt);
-                counts
+                (counts, work)
             }
             None => ([u64::MAX; MAX_PLACED], [0; MAX_PLACED]),
         };
