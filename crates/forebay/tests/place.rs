@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use forebay::place::Models;
-use forebay::{Datablock, Error, Graph, Impl, Kind, Mode, Running, Runtime, Task, TaskError, Template};
+use forebay::{Datablock, Error, Graph, Kind, Mode, Running, Runtime, Task, TaskError, Template};
 
 const N: usize = 4096;
 
@@ -268,8 +268,13 @@ fn calls_whose_results_nobody_reads_do_not_run_far_ahead_of_the_device() {
         return;
     };
     let rt = b.build().unwrap();
-    let task = rt.accelerate(1, || twice(Duration::ZERO, 1000).keep(|i| !matches!(i, Impl::Host(_)))).unwrap();
-    let x = Datablock::from_slice(Template::array::<f32>([N]), &[1f32; N]).unwrap();
+    // So large that the device copies it, and not the processor, which would wait.
+    const LARGE: usize = 16 * N;
+    let t = Template::array::<f32>([LARGE]);
+    let source = source(100).replace("4096", &LARGE.to_string());
+    let large = || Task::new("twice").input("x", t).output("y", t).portable(&source, "twice");
+    let task = rt.accelerate(1, large).unwrap();
+    let x = Datablock::from_slice(t, &[1f32; LARGE]).unwrap();
     let one = |n: usize| {
         let begun = Instant::now();
         let mut last = Vec::new();
