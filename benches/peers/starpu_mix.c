@@ -66,12 +66,14 @@ static void by_opencl(void *buffers[], void *arg) {
 
 // 0; 77 without StarPU or room.
 int mix_begin(const struct work *all, size_t count) {
-  if (count > WORKS || starpu_init(NULL) != 0) return 77;
+  if (count > WORKS) return 77;
+  for (size_t i = 0; i < count; i++)
+    if (all[i].buffer_count > BUFFERS || all[i].step_count > STEPS) return 77;
+  if (starpu_init(NULL) != 0) return 77;
   works = count;
   for (size_t i = 0; i < count; i++) {
     struct made *m = &made[i];
     m->work = &all[i];
-    if (all[i].buffer_count > BUFFERS || all[i].step_count > STEPS) return 77;
     if (starpu_opencl_worker_get_count() > 0) starpu_opencl_load_opencl_from_string(all[i].source, &m->program, NULL);
     m->model.type = STARPU_HISTORY_BASED;
     m->model.symbol = all[i].name;

@@ -272,3 +272,35 @@ fn transfers_are_measured_against_cudas_own_calls_with_the_stand_in() {
         assert!(row["peers"][peer].as_f64().unwrap() > 100.0, "{row}");
     }
 }
+
+/// The benchmark's own way: the same functions and kernels under StarPU, which gives back what they give without it.
+#[test]
+fn the_six_workloads_give_the_same_under_starpu() {
+    let flags = Command::new("pkg-config").args(["--cflags", "--libs", "starpu-1.3"]).output();
+    let Some(flags) = flags.ok().filter(|o| o.status.success()) else {
+        eprintln!("skipped: no StarPU here");
+        return;
+    };
+    let library = scratch("starpu_mix").with_extension("so");
+    let made = Command::new("gcc")
+        .args(["-O2", "-w", "-shared", "-fPIC", "-o"])
+        .arg(&library)
+        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../../benches/peers/starpu_mix.c"))
+        .args(String::from_utf8_lossy(&flags.stdout).split_whitespace())
+        .arg("-lOpenCL")
+        .output()
+        .unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let home = scratch("starpu_home");
+    let o = Command::new(env!("CARGO_BIN_EXE_forebay"))
+        .args(["bench", "placement-starpu"])
+        .arg(&library)
+        .envs([("STARPU_SCHED", "eager"), ("STARPU_SILENT", "1"), ("STARPU_OPENCL_ON_CPUS", "1")])
+        .env("STARPU_HOME", &home)
+        .output()
+        .unwrap();
+    let said = stdout(&o);
+    let rate = said.lines().find_map(|l| l.strip_prefix("rate ")?.parse::<f64>().ok());
+    assert!(o.status.success() && rate.is_some_and(|r| r > 0.0), "{said} {}", String::from_utf8_lossy(&o.stderr));
+    let _ = (std::fs::remove_file(library), std::fs::remove_dir_all(home));
+}

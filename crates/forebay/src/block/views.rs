@@ -412,13 +412,16 @@ impl Datablock {
     /// Those of the device.
     pub fn wait(&self) -> Result<()> {
         let v = self.inner().views.lock().unwrap_or_else(PoisonError::into_inner);
+        // They were waited for when they were copied there, or come from there.
+        if v.host_state.valid() {
+            return Ok(());
+        }
         let arriving = v.arriving.clone();
         let makers: Vec<_> = v.devices.iter().filter(|d| d.state.valid()).map(|d| d.device.clone()).collect();
         drop(v);
         if let Some((d, fence)) = arriving {
             d.wait(fence)?;
         }
-        // What is valid on the host, too, was waited for when it was copied there, or comes from there.
         makers.into_iter().try_for_each(|d| Ok(d.finish()?))
     }
 
