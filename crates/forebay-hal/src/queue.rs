@@ -63,7 +63,8 @@ pub trait Queue: Send {
     /// Sets `bytes` bytes from `offset` on to `value`.
     fn fill(&mut self, dst: &Buffer, offset: usize, bytes: usize, value: u8) -> Result<()>;
 
-    /// Calls `f` once everything before it is finished. `f` must not call into this queue.
+    /// Calls `f` once everything before it is finished; never if the device is lost before. `f` must not call into this
+    /// queue.
     fn host_fn(&mut self, f: HostFn) -> Result<()>;
 
     /// Submits everything so far and returns the fence behind it.

@@ -105,6 +105,35 @@ fn a_lost_device_is_renewed_once_everything_of_it_is_gone() {
     check(&*new);
 }
 
+/// What was asked for was too much: nothing has happened, and nobody else on the device notices.
+#[test]
+fn a_launch_that_is_refused_loses_nothing() {
+    if !stand_in::is_here() {
+        stand_in::again("a_launch_that_is_refused_loses_nothing");
+    }
+    let Some(d) = discover(&[Kind::Cuda]).0.into_iter().next() else {
+        return eprintln!("skipped: no CUDA device here");
+    };
+    let text = "extern \"C\" __global__ void __launch_bounds__(64) narrow(unsigned *p) { if (!threadIdx.x) *p = 7; }";
+    let kernel = d.compile(&forebay_hal::Source::CudaCpp(text.into()), "narrow").unwrap();
+    let (mut q, there, here) = (d.queue().unwrap(), d.alloc(4).unwrap(), d.alloc_host(4).unwrap());
+    let mut launch = |threads: usize| {
+        let whole = forebay_hal::Geometry::linear(threads).with_group(threads, 1, 1);
+        q.launch(&kernel, &whole, &[forebay_hal::Arg::Buffer(&there)])?;
+        q.copy(&there, 0, &here, 0, 4)?;
+        let fence = q.fence()?;
+        q.wait(fence)
+    };
+    let refused = launch(128);
+    assert!(matches!(&refused, Err(Error::Driver(e)) if e.call == "cuLaunchKernel"), "{refused:?}");
+    launch(64).unwrap();
+    let seven = here.host_ptr().map(|p| {
+        // SAFETY: four bytes that nobody writes any more.
+        unsafe { p.cast::<u32>().read() }
+    });
+    assert_eq!(seven, Some(7));
+}
+
 #[test]
 fn cpu() {
     check_kind(Kind::Cpu);

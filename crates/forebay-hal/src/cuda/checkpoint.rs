@@ -17,16 +17,29 @@ use crate::{DriverError, Error, Result};
 
 /// `CUcheckpointLockArgs`.
 #[repr(C)]
-struct LockArgs {
-    timeout_ms: c_uint,
-    reserved0: c_uint,
+pub(super) struct LockArgs {
+    pub(super) timeout_ms: c_uint,
+    pub(super) reserved0: c_uint,
     reserved: [u64; 7],
 }
 /// The other calls' arguments, all reserved.
-type NoArgs = [u64; 8];
+pub(super) type NoArgs = [u64; 8];
 const _: () = assert!(size_of::<LockArgs>() == 64);
 
 type Call<T> = unsafe extern "C" fn(c_int, *mut T) -> CuResult;
+
+/// The functions' names and what they are taken for.
+#[cfg(test)]
+pub(super) fn types() -> [(&'static str, &'static str); 5] {
+    use std::any::type_name;
+    [
+        ("cuCheckpointProcessGetState", type_name::<Call<c_int>>()),
+        ("cuCheckpointProcessLock", type_name::<Call<LockArgs>>()),
+        ("cuCheckpointProcessCheckpoint", type_name::<Call<NoArgs>>()),
+        ("cuCheckpointProcessRestore", type_name::<Call<NoArgs>>()),
+        ("cuCheckpointProcessUnlock", type_name::<Call<NoArgs>>()),
+    ]
+}
 
 /// What the driver says of a process's CUDA work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

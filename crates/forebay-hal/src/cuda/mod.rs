@@ -7,6 +7,8 @@
 
 pub mod checkpoint;
 mod graph;
+#[cfg(test)]
+mod header;
 mod lanes;
 mod nvrtc;
 mod part;

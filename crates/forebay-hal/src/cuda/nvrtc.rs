@@ -12,24 +12,43 @@ use crate::{Error, Kind, Result, portable};
 
 type Program = *mut c_void;
 
-/// The compiler's functions.
-pub struct Nvrtc {
-    version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int,
-    create: unsafe extern "C" fn(
-        *mut Program,
-        *const c_char,
-        *const c_char,
-        c_int,
-        *const *const c_char,
-        *const *const c_char,
-    ) -> c_int,
-    destroy: unsafe extern "C" fn(*mut Program) -> c_int,
-    compile: unsafe extern "C" fn(Program, c_int, *const *const c_char) -> c_int,
-    log_size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
-    log: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
-    cubin_size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
-    cubin: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
-    _libraries: Vec<libloading::Library>,
+macro_rules! table {
+    ($($field:ident / $symbol:literal : $ty:ty;)*) => {
+        /// The compiler's functions. Its libraries stay loaded for the life of the process.
+        pub struct Nvrtc {
+            $($field: $ty,)*
+        }
+
+        impl Nvrtc {
+            fn bind(library: libloading::Library) -> Result<Nvrtc> {
+                let nvrtc = Nvrtc {
+                    // SAFETY: nvrtc.h declares the functions with these types.
+                    $($field: *unsafe { library.get(concat!($symbol, "\0").as_bytes()) }
+                        .map_err(|_| Error::NoSymbol { library: "libnvrtc", symbol: $symbol })?,)*
+                };
+                std::mem::forget(library);
+                Ok(nvrtc)
+            }
+        }
+
+        /// The functions' names and what they are taken for.
+        #[cfg(test)]
+        pub(super) fn types() -> Vec<(&'static str, &'static str)> {
+            vec![$(($symbol, std::any::type_name::<$ty>())),*]
+        }
+    };
+}
+
+table! {
+    version / "nvrtcVersion": unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
+    create / "nvrtcCreateProgram": unsafe extern "C" fn(*mut Program, *const c_char, *const c_char, c_int,
+        *const *const c_char, *const *const c_char) -> c_int;
+    destroy / "nvrtcDestroyProgram": unsafe extern "C" fn(*mut Program) -> c_int;
+    compile / "nvrtcCompileProgram": unsafe extern "C" fn(Program, c_int, *const *const c_char) -> c_int;
+    log_size / "nvrtcGetProgramLogSize": unsafe extern "C" fn(Program, *mut usize) -> c_int;
+    log / "nvrtcGetProgramLog": unsafe extern "C" fn(Program, *mut c_char) -> c_int;
+    cubin_size / "nvrtcGetCUBINSize": unsafe extern "C" fn(Program, *mut usize) -> c_int;
+    cubin / "nvrtcGetCUBIN": unsafe extern "C" fn(Program, *mut c_char) -> c_int;
 }
 
 /// Major versions of NVRTC that are looked for, newest first.
@@ -107,7 +126,11 @@ impl Nvrtc {
             }
             // SAFETY: loading the compiler runs its initialisers, as for every program that links it.
             match unsafe { libloading::Library::new(&path) } {
-                Ok(library) => return Self::bind(library, libraries),
+                Ok(library) => {
+                    // The compiler needs its builtins for as long as it is there.
+                    libraries.into_iter().for_each(std::mem::forget);
+                    return Self::bind(library);
+                }
                 Err(e) => why = e.to_string(),
             }
         }
@@ -116,33 +139,6 @@ impl Nvrtc {
             library: "libnvrtc.so.13 / .12 / .11".into(),
             why: format!("{why}; set FOREBAY_NVRTC to its folder"),
         })
-    }
-
-    fn bind(library: libloading::Library, mut libraries: Vec<libloading::Library>) -> Result<Nvrtc> {
-        macro_rules! get {
-            ($name:literal) => {
-                // SAFETY: nvrtc.h declares the function with the type of the field.
-                *unsafe { library.get(concat!($name, "\0").as_bytes()) }
-                    .map_err(|_| Error::NoSymbol { library: "libnvrtc", symbol: $name })?
-            };
-        }
-        let nvrtc = Nvrtc {
-            version: get!("nvrtcVersion"),
-            create: get!("nvrtcCreateProgram"),
-            destroy: get!("nvrtcDestroyProgram"),
-            compile: get!("nvrtcCompileProgram"),
-            log_size: get!("nvrtcGetProgramLogSize"),
-            log: get!("nvrtcGetProgramLog"),
-            cubin_size: get!("nvrtcGetCUBINSize"),
-            cubin: get!("nvrtcGetCUBIN"),
-            _libraries: {
-                libraries.push(library);
-                Vec::new()
-            },
-        };
-        // The libraries stay loaded for the life of the process: the functions above point into them.
-        libraries.into_iter().for_each(std::mem::forget);
-        Ok(nvrtc)
     }
 
     /// Major and minor version.

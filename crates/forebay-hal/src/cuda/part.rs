@@ -16,18 +16,18 @@ use crate::{Error, Result};
 /// `CUdevResource` of CUDA 12.4 to 13.0. Later versions are longer, and their functions have other names.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Resource {
-    kind: c_int,
+pub(super) struct Resource {
+    pub(super) kind: c_int,
     padding: [u8; 92],
-    multiprocessors: c_uint,
-    least: c_uint,
-    alignment: c_uint,
+    pub(super) multiprocessors: c_uint,
+    pub(super) least: c_uint,
+    pub(super) alignment: c_uint,
     rest: [u8; 36],
 }
 const _: () = assert!(size_of::<Resource>() == 144 && std::mem::offset_of!(Resource, multiprocessors) == 96);
 
-const RESOURCE_SM: c_int = 1;
-const GREEN_CTX_DEFAULT_STREAM: c_uint = 1;
+pub(super) const RESOURCE_SM: c_int = 1;
+pub(super) const GREEN_CTX_DEFAULT_STREAM: c_uint = 1;
 
 type Handle = *mut c_void;
 
@@ -35,10 +35,24 @@ type Handle = *mut c_void;
 type GetResource = unsafe extern "C" fn(CuDevice, *mut Resource, c_int) -> CuResult;
 type Split =
     unsafe extern "C" fn(*mut Resource, *mut c_uint, *const Resource, *mut Resource, c_uint, c_uint) -> CuResult;
-type Describe = unsafe extern "C" fn(*mut Handle, *const Resource, c_uint) -> CuResult;
+type Describe = unsafe extern "C" fn(*mut Handle, *mut Resource, c_uint) -> CuResult;
 type Create = unsafe extern "C" fn(*mut Handle, Handle, CuDevice, c_uint) -> CuResult;
 type Destroy = unsafe extern "C" fn(Handle) -> CuResult;
 type NewStream = unsafe extern "C" fn(*mut CuStream, Handle, c_uint, c_int) -> CuResult;
+
+/// The functions' names and what they are taken for.
+#[cfg(test)]
+pub(super) fn types() -> [(&'static str, &'static str); 6] {
+    use std::any::type_name;
+    [
+        ("cuDeviceGetDevResource", type_name::<GetResource>()),
+        ("cuDevSmResourceSplitByCount", type_name::<Split>()),
+        ("cuDevResourceGenerateDesc", type_name::<Describe>()),
+        ("cuGreenCtxCreate", type_name::<Create>()),
+        ("cuGreenCtxDestroy", type_name::<Destroy>()),
+        ("cuGreenCtxStreamCreate", type_name::<NewStream>()),
+    ]
+}
 
 struct Calls {
     resource: GetResource,
@@ -119,7 +133,7 @@ impl Part {
         if rest.kind != RESOURCE_SM || rest.multiprocessors == 0 {
             return Err(refused("nothing would be left for the other".into()));
         }
-        let open = |r: &Resource| -> Result<Part> {
+        let open = |r: &mut Resource| -> Result<Part> {
             let (mut description, mut id) = (null_mut(), null_mut());
             // SAFETY: one resource, which came from the split above.
             context.check("cuDevResourceGenerateDesc", unsafe { (calls.describe)(&mut description, r, 1) })?;
@@ -128,7 +142,7 @@ impl Part {
             context.check("cuGreenCtxCreate", code)?;
             Ok(Part { id, multiprocessors: r.multiprocessors, calls: calls.clone(), context: context.clone() })
         };
-        Ok([open(&part)?, open(&rest)?])
+        Ok([open(&mut part)?, open(&mut rest)?])
     }
 
     /// A new stream on it.

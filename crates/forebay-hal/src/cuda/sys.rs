@@ -1,6 +1,7 @@
 //! The part of the CUDA driver API that is used here: types, and a table of functions found at run time.
 //!
-//! Numbers and signatures follow `cuda.h` of CUDA 12.0 and 13.0, which agree on everything below. Functions come from
+//! Numbers and signatures follow `cuda.h` of CUDA 12.0 and 13.0, which agree on everything below; where a header is at hand,
+//! the tests hold them against it (`header.rs`). Functions come from
 //! `cuGetProcAddress_v2` (which gives the version of a function that the requested API version has) and otherwise from
 //! the library's symbols. A missing function is [`Error::NoSymbol`], never a null call.
 
@@ -25,9 +26,14 @@ pub const SUCCESS: CuResult = 0;
 pub const ERROR_OUT_OF_MEMORY: CuResult = 2;
 pub const ERROR_NOT_READY: CuResult = 600;
 pub const ERROR_NOT_FOUND: CuResult = 500;
-/// Statuses after which the context is unusable: ECC, NVLink and exception errors, illegal address and instruction,
-/// misaligned address, hardware stack, assert, launch time-out and failure, unknown.
-pub const STICKY: [CuResult; 14] = [214, 220, 226, 700, 701, 702, 710, 714, 715, 716, 717, 718, 719, 999];
+/// Statuses after which the context is unusable: ECC, NVLink and contained errors, illegal address and instruction,
+/// launch time-out and failure, assert, hardware stack, misaligned address, address space, program counter, tensor memory,
+/// an MPS client that its server ended, an external device, unknown. A launch that was refused for what it asks (701) is
+/// none of them: nothing has happened then.
+pub const STICKY: [CuResult; 16] = [214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911, 999];
+/// Those of them that the header does not say it of; nothing can be relied on after them either.
+#[cfg(test)]
+pub const ENDS_BY_EXPERIENCE: [CuResult; 3] = [214, 220, 999];
 
 pub const ATTRIBUTE_CLOCK_RATE: c_int = 13;
 pub const ATTRIBUTE_MULTIPROCESSOR_COUNT: c_int = 16;
@@ -126,8 +132,9 @@ macro_rules! table {
             }
         }
 
+        /// Symbols, and the types of their functions' arguments.
         #[cfg(test)]
-        pub const SYMBOLS: &[&str] = &[$($symbol),*];
+        pub const SIGNATURES: &[(&str, &[&str])] = &[$(($symbol, &[$(stringify!($ty)),*])),*];
     };
 }
 
@@ -203,7 +210,7 @@ table! {
 /// `cuFuncLoad`, of drivers from CUDA 12.4 on.
 pub type FuncLoad = unsafe extern "C" fn(CuFunction) -> CuResult;
 
-type GetProc = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_int) -> CuResult;
+pub(super) type GetProc = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_int) -> CuResult;
 
 struct Finder<'a> {
     library: &'a libloading::Library,
@@ -281,8 +288,11 @@ mod tests {
     fn stand_in(without: &str) -> Option<std::path::PathBuf> {
         let dir = std::env::temp_dir().join(format!("forebay-libcuda-{}-{without}", std::process::id()));
         std::fs::create_dir_all(&dir).ok()?;
-        let code: String =
-            SYMBOLS.iter().filter(|s| **s != without).map(|s| format!("int {s}(void) {{ return 0; }}\n")).collect();
+        let code: String = SIGNATURES
+            .iter()
+            .filter(|(s, _)| *s != without)
+            .map(|(s, _)| format!("int {s}(void) {{ return 0; }}\n"))
+            .collect();
         std::fs::write(dir.join("stub.c"), code).ok()?;
         let out = dir.join("libcuda.so.1");
         let built = std::process::Command::new("cc")

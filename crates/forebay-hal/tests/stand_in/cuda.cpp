@@ -38,7 +38,7 @@
 
 enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101,
        INVALID_IMAGE = 200, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600,
-       ILLEGAL_ADDRESS = 700, NOT_SUPPORTED = 801, INVALID_RESOURCE_TYPE = 914, INVALID_RESOURCE_CONFIGURATION = 915 };
+       ILLEGAL_ADDRESS = 700, LAUNCH_OUT_OF_RESOURCES = 701, NOT_SUPPORTED = 801, INVALID_RESOURCE_TYPE = 914, INVALID_RESOURCE_CONFIGURATION = 915 };
 
 static const size_t MEMORY = size_t(2) << 30;
 static std::atomic<int> sticky{0};
@@ -163,6 +163,8 @@ struct Module { void* library; };
 struct Function {
   void (*run)(void**, Dim, Dim);
   std::vector<size_t> sizes;
+  // Threads that a block may have.
+  unsigned bound;
   // Its code is on the device.
   std::atomic<bool> loaded{false};
   // Loading code waits for what runs.
@@ -562,7 +564,8 @@ API int cuModuleGetFunction(void** f, void* m, const char* name) {
   if (!r || !s) return NOT_FOUND;
   size_t all[64];
   size_t n = s(all);
-  *f = new Function{(void (*)(void**, Dim, Dim))r, {all, all + n}, {false}};
+  auto bound = (unsigned*)dlsym(((Module*)m)->library, (std::string("stand_in_bound_") + name).c_str());
+  *f = new Function{(void (*)(void**, Dim, Dim))r, {all, all + n}, *bound, {false}};
   return OK;
 }
 API int cuFuncLoad(void* f) {
@@ -674,6 +677,7 @@ API int cuLaunchKernel(void* f, unsigned gx, unsigned gy, unsigned gz, unsigned 
   STREAM(s, stream);
   Dim grid{gx, gy, gz}, block{bx, by, bz};
   if (bad_shape(grid, block)) return INVALID_VALUE;
+  if (block.x * block.y * block.z > ((Function*)f)->bound) return LAUNCH_OUT_OF_RESOURCES;
   ((Function*)f)->load();
   auto l = std::make_shared<Launch>(Launch::of((Function*)f, grid, block, params));
   s->push([l] { l->run(); });
@@ -802,6 +806,7 @@ static const char* HEADER = R"(
 namespace stand_in { struct Dim { unsigned x, y, z; }; }
 static thread_local stand_in::Dim threadIdx, blockIdx, blockDim, gridDim;
 #define __global__ __attribute__((visibility("default")))
+#define __launch_bounds__(threads)
 #define __device__
 #define __forceinline__ inline
 #define __restrict__
@@ -915,10 +920,11 @@ API int nvrtcCompileProgram(void* handle, int, const char* const*) {
   std::string base = std::string(temporary ? temporary : P_tmpdir) + "/stand-in-XXXXXX";
   if (!mkdtemp(base.data())) return 1;
   std::string text = std::string(HEADER) + p->source + "\n";
-  std::regex kernel(R"((?:KERNEL|__global__)\s+void\s+(\w+)\s*\()");
+  std::regex kernel(R"((?:KERNEL|__global__)\s+void\s+(?:__launch_bounds__\((\d+)\)\s+)?(\w+)\s*\()");
   for (auto it = std::sregex_iterator(p->source.begin(), p->source.end(), kernel); it != std::sregex_iterator(); ++it) {
-    std::string n = (*it)[1];
-    text += "extern \"C\" __global__ void stand_in_run_" + n +
+    std::string n = (*it)[2], bound = (*it)[1].matched ? std::string((*it)[1]) : "1024";
+    text += "extern \"C\" { __global__ unsigned stand_in_bound_" + n + " = " + bound + "; }\n"
+             "extern \"C\" __global__ void stand_in_run_" + n +
             "(void** p, stand_in::Dim g, stand_in::Dim b) { stand_in::run" + (n == "fb_grid" || n.find("_at_once") != std::string::npos ? "_at_once" : "") + "(" + n +
             ", p, g, b); }\n" +
             "extern \"C\" __global__ size_t stand_in_sizes_" + n + "(size_t* out) { return stand_in::sizes(" + n +
