@@ -18,6 +18,9 @@ use std::collections::BTreeMap;
 pub const WHOLE: u64 = 1_000_000;
 /// Shortest window: a change of owner costs about a millisecond of suspending and resuming.
 pub const MIN_WINDOW_NS: u64 = 5_000_000;
+/// Windows are at least so long on the average: with many members a round takes longer. One of forty a second costs four
+/// percent of a core (a change of owner takes the driver a millisecond), and as much of the device.
+pub const MEAN_WINDOW_NS: u64 = 25_000_000;
 /// Most members of a device.
 pub const MAX_MEMBERS: usize = 1024;
 
@@ -149,15 +152,22 @@ pub struct Divider {
 }
 
 impl Divider {
-    /// A divider that gives everybody about one window a period.
+    /// A divider that gives everybody about one window a period, or as long as a round takes with many members.
     pub fn new(period_ns: u64) -> Self {
         Divider { period_ns: period_ns.max(MIN_WINDOW_NS), entries: BTreeMap::new() }
     }
 
-    /// Nobody with work all the time is ever further from its share than this, ns: a period, and a shortest window for
-    /// each member (with many small ones a round takes longer than a period).
+    /// A window of everybody with a share.
+    fn round_ns(&self) -> u64 {
+        let able = self.entries.values().filter(|e| e.share > 0).count();
+        self.period_ns.max(MEAN_WINDOW_NS * able as u64)
+    }
+
+    /// Nobody with work all the time is ever further from its share than this, ns: a round of all members, and a shortest
+    /// window for each (with many small ones a round takes longer).
     pub fn bound_ns(&self) -> u64 {
-        self.period_ns + MIN_WINDOW_NS * (1 + self.entries.len() as u64)
+        let members = self.entries.len() as u64;
+        self.period_ns.max(MEAN_WINDOW_NS * members) + MIN_WINDOW_NS * (1 + members)
     }
 
     fn reshare(&mut self) {
@@ -207,7 +217,7 @@ impl Divider {
     pub fn next(&self) -> Option<Window> {
         let able = self.entries.values().filter(|e| e.share > 0);
         let e = able.max_by_key(|e| (e.left, std::cmp::Reverse(e.member.id)))?;
-        let length = (u128::from(self.period_ns) * u128::from(e.share) / u128::from(WHOLE)) as u64;
+        let length = (u128::from(self.round_ns()) * u128::from(e.share) / u128::from(WHOLE)) as u64;
         Some(Window { owner: e.member.id, length_ns: length.max(MIN_WINDOW_NS) })
     }
 
@@ -285,6 +295,17 @@ mod tests {
         d.set_active(1, true);
         let got = run(&mut d, 1_000_000_000);
         assert!(got[&1].abs_diff(500_000_000) <= d.bound_ns(), "{got:?}");
+    }
+
+    #[test]
+    fn many_have_longer_rounds_not_shorter_windows() {
+        for (members, window_ms) in [(1, 100), (2, 50), (4, 25), (5, 25), (10, 25), (40, 25)] {
+            let mut d = Divider::new(100_000_000);
+            (0..members).for_each(|id| d.set(member(id, Class::Normal)).unwrap());
+            // Idle ones make it no longer.
+            (100..120).for_each(|id| d.set(Member { active: false, ..member(id, Class::Normal) }).unwrap());
+            assert!(d.next().unwrap().length_ns.abs_diff(window_ms * 1_000_000) < 100, "{members}: {:?}", d.next());
+        }
     }
 
     fn class() -> impl Strategy<Value = Class> {

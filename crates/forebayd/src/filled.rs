@@ -38,9 +38,9 @@ impl<L: Meter, S: Meter> Meter for Filled<L, S> {
         self.samples.passed(pid, on, ns);
     }
 
-    fn refresh(&mut self) {
-        self.log.refresh();
-        self.samples.refresh();
+    fn refresh(&mut self, to_the_moment: bool) {
+        self.log.refresh(to_the_moment);
+        self.samples.refresh(to_the_moment);
     }
 
     fn used_ns(&mut self, pid: u32) -> Option<u64> {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 use nvml_wrapper::Nvml;
 use nvml_wrapper::enums::device::UsedGpuMemory;
@@ -9,11 +10,16 @@ use nvml_wrapper::error::NvmlError;
 
 use crate::samples::{Sample, Samples};
 
+/// The driver samples a few times a second; to ask is two calls of it.
+const LEAST_BETWEEN: Duration = Duration::from_millis(100);
+
 /// A GPU by its number (N of `/dev/nvidiaN`).
 #[derive(Clone)]
 pub struct Gpu {
     nvml: Rc<Nvml>,
     index: u32,
+    /// When it was last asked how busy processes are.
+    asked: Option<Instant>,
 }
 
 impl Gpu {
@@ -26,7 +32,7 @@ impl Gpu {
         let of = |i| nvml.device_by_index(i).and_then(|d| d.minor_number());
         let index = (0..nvml.device_count().unwrap_or(0)).find(|&i| of(i).is_ok_and(|m| m == minor));
         let index = index.ok_or_else(|| format!("NVML knows no GPU {minor}"))?;
-        Ok(Gpu { nvml: Rc::new(nvml), index })
+        Ok(Gpu { nvml: Rc::new(nvml), index, asked: None })
     }
 
     /// Processes that have a context on it, and how much of its memory each has, bytes; none where NVML does not say.
@@ -48,6 +54,10 @@ impl Gpu {
 
 impl Samples for Gpu {
     fn since(&mut self, since_us: u64) -> Result<Vec<Sample>, String> {
+        if self.asked.is_some_and(|at| at.elapsed() < LEAST_BETWEEN) {
+            return Ok(Vec::new());
+        }
+        self.asked = Some(Instant::now());
         let said = self.nvml.device_by_index(self.index).and_then(|d| d.process_utilization_stats(since_us));
         match said {
             Ok(all) => {

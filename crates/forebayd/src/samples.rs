@@ -90,7 +90,7 @@ impl<S: Samples> Meter for SampleMeter<S> {
         }
     }
 
-    fn refresh(&mut self) {
+    fn refresh(&mut self, _: bool) {
         let samples = match self.samples.since(self.last_us) {
             Ok(s) => s,
             Err(e) => {
@@ -166,11 +166,11 @@ mod tests {
         }
         // As long as nothing is known both are busy.
         assert_eq!([1, 2].map(|p| m.used_ns(p)), [Some(100 * MS); 2]);
-        m.refresh();
+        m.refresh(false);
         for pid in [1, 2] {
             m.passed(pid, true, 100 * MS);
         }
-        m.refresh();
+        m.refresh(false);
         assert_eq!([1, 2].map(|p| m.used_ns(p)), [Some(200 * MS), Some(150 * MS)]);
     }
 
@@ -184,12 +184,12 @@ mod tests {
         assert_eq!(used, 1600 * MS, "busy for as long as it could be");
         m.passed(1, true, 100 * MS);
         assert_eq!(m.used_ns(1), Some(used));
-        m.refresh();
+        m.refresh(false);
         m.passed(1, true, 100 * MS);
         assert_eq!(m.used_ns(1), Some(used + 80 * MS));
         // Somebody else has a sample: it is idle, at once.
         m.passed(2, true, 100 * MS);
-        m.refresh();
+        m.refresh(false);
         m.passed(1, true, 100 * MS);
         assert_eq!(m.used_ns(1), Some(used + 80 * MS));
         m.forget(1);
@@ -205,11 +205,11 @@ mod tests {
             Ok(vec![sample(1, 20, 0)]),
         ]));
         m.passed(1, true, u64::MAX / 4);
-        m.refresh();
+        m.refresh(false);
         m.passed(1, true, MS);
         let used = m.used_ns(1).unwrap();
         for said in [true, false, true, false] {
-            m.refresh();
+            m.refresh(false);
             assert_eq!(m.trouble().is_some(), said);
         }
         m.passed(1, true, MS);

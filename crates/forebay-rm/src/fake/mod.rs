@@ -48,6 +48,8 @@ struct State {
     gpu: Gpu,
     /// Questions about clients that do not exist.
     log_lines: usize,
+    /// Control calls, by command.
+    calls: HashMap<u32, u64>,
     /// Mappings of memory, by RM's name.
     mappings: BTreeMap<u64, Mapping>,
     next_mapping: u64,
@@ -107,6 +109,7 @@ impl FakeRm {
             processes: HashMap::new(),
             gpu: Gpu::default(),
             log_lines: 0,
+            calls: HashMap::new(),
             mappings: BTreeMap::new(),
             next_mapping: 0x4000_0000,
             wrong_order: 0,
@@ -282,6 +285,11 @@ impl FakeRm {
         self.lock().buffers.values().filter(|b| b.bound).count()
     }
 
+    /// How often a control call has been made.
+    pub fn calls(&self, cmd: u32) -> u64 {
+        self.lock().calls.get(&cmd).copied().unwrap_or(0)
+    }
+
     /// Lines that questions about absent clients have left in the kernel's log.
     pub fn log_lines(&self) -> usize {
         self.lock().log_lines
@@ -309,6 +317,7 @@ impl State {
     }
 
     fn control(&mut self, file: &Arc<FileId>, call: &Control, params: &mut [u8]) -> Result<(), u32> {
+        *self.calls.entry(call.cmd).or_default() += 1;
         let client = self.client(file, call.client)?;
         let class = match client.objects.get(&call.object) {
             Some(o) => o.class,

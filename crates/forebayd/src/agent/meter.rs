@@ -7,8 +7,10 @@ pub trait Meter {
         let _ = (pid, on, ns);
     }
 
-    /// Brings all of it up to this moment.
-    fn refresh(&mut self) {}
+    /// Brings all of it up to this moment, or, when that is not needed, to one a little earlier, which costs less.
+    fn refresh(&mut self, to_the_moment: bool) {
+        let _ = to_the_moment;
+    }
 
     /// Time for which the process has used the GPU so far, ns; none when it is not known (any more).
     fn used_ns(&mut self, pid: u32) -> Option<u64>;
@@ -53,8 +55,8 @@ impl<M: Meter + ?Sized> Meter for Box<M> {
         (**self).passed(pid, on, ns);
     }
 
-    fn refresh(&mut self) {
-        (**self).refresh();
+    fn refresh(&mut self, to_the_moment: bool) {
+        (**self).refresh(to_the_moment);
     }
 
     fn used_ns(&mut self, pid: u32) -> Option<u64> {

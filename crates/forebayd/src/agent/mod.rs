@@ -210,7 +210,7 @@ impl<M: Meter> Agent<M> {
         match self.reach.find(pid, &known) {
             Ok(grip) => {
                 let mut p = Process::new(grip, (class, nice));
-                self.meter.refresh();
+                self.meter.refresh(true);
                 p.used_ns = self.meter.used_ns(pid).unwrap_or(0);
                 p.spent_ns = p.used_ns;
                 self.processes.insert(pid, p);
@@ -309,7 +309,8 @@ impl<M: Meter> Agent<M> {
         for (&pid, p) in &self.processes {
             self.meter.passed(pid, !p.is_off(), passed_ns);
         }
-        self.meter.refresh();
+        // Without a window nothing is decided by it.
+        self.meter.refresh(owner.is_some());
         let first = |id: u64| {
             let p = self.processes.get(&(id as u32));
             p.is_some_and(|p| p.class == Class::Interactive && p.reserve.is_first())
