@@ -174,6 +174,11 @@ impl<M: Meter> Agent<M> {
         })
     }
 
+    /// Whether a process has been on the GPU, by the GPU's own log, adopted or not.
+    pub fn has_seen(&self, pid: u32) -> bool {
+        self.meter.switches(pid).is_some_and(|n| n > 0)
+    }
+
     /// What the meter has to say, for the log.
     pub fn trouble(&mut self) -> Option<String> {
         self.meter.trouble()

@@ -12,6 +12,10 @@ use crate::agent::{Agent, Meter, Refused};
 /// Until somebody is there to divide a GPU among, it is looked at this often.
 const GPU_LOOK_NS: u64 = 25_000_000;
 
+/// Looks at somebody who is on a GPU and whose channels are not found, until that is said: a program that begins is found at
+/// one of the first.
+const UNFOUND_LOOKS: u32 = 20;
+
 /// A GPU whose time the service divides itself.
 pub(super) struct Gpu {
     pub(super) about: wire::Device,
@@ -21,6 +25,8 @@ pub(super) struct Gpu {
     window: (u64, u64),
     /// Processes that were not adopted, so that each is tried and spoken of once.
     pub(super) refused: BTreeSet<u32>,
+    /// Processes that are on it, says its log, and whose channels were not found, at so many looks.
+    unfound: BTreeMap<u32, u32>,
     /// Whether somebody says who has how much of its memory.
     pub(super) has_memory: bool,
     /// Processes that had more than their limit of it, at so many looks in a row.
@@ -41,8 +47,9 @@ impl<W: World> Service<W> {
             return None;
         }
         let about = wire::Device { name: wire::short_name(name), index: index as u8, units: 1, level };
-        let (window, refused, over) = ((self.now_ns, self.now_ns), BTreeSet::new(), BTreeMap::new());
-        self.gpus.push(Gpu { about, agent, source, window, refused, has_memory, over });
+        let (window, refused) = ((self.now_ns, self.now_ns), BTreeSet::new());
+        let (unfound, over) = (BTreeMap::new(), BTreeMap::new());
+        self.gpus.push(Gpu { about, agent, source, window, refused, unfound, has_memory, over });
         Some(self.gpus.len() - 1)
     }
 
@@ -50,7 +57,9 @@ impl<W: World> Service<W> {
     /// went wrong comes back, once for each.
     pub fn gpu_processes(&mut self, gpu: usize, pids: &[u32]) -> Vec<String> {
         let mut wrong = Vec::new();
-        let Some(known) = self.gpus.get(gpu).map(|g| g.agent.shares()) else { return wrong };
+        let Some(g) = self.gpus.get_mut(gpu) else { return wrong };
+        let known = g.agent.shares();
+        g.unfound.retain(|pid, _| pids.contains(pid) && !known.contains_key(pid));
         for &pid in pids.iter().filter(|p| !known.contains_key(p)) {
             let (class, nice) = match self.known(pid) {
                 Ok(p) => (p.class, p.nice),
@@ -67,7 +76,16 @@ impl<W: World> Service<W> {
                     continue;
                 }
                 // It has the driver open and has not begun to use the GPU: the next look may find more.
-                Err(Refused::Driver(forebay_rm::Error::NoChannels { .. })) => continue,
+                Err(Refused::Driver(forebay_rm::Error::NoChannels { .. })) if !g.agent.has_seen(pid) => continue,
+                Err(Refused::Driver(forebay_rm::Error::NoChannels { .. })) => {
+                    let looks = g.unfound.entry(pid).or_default();
+                    *looks = looks.saturating_add(1);
+                    if *looks < UNFOUND_LOOKS {
+                        continue;
+                    }
+                    "its channels are not found, though it is on the GPU; it may be too old, then it is once it is started anew"
+                        .into()
+                }
                 Err(Refused::Driver(e)) => e.to_string(),
                 Err(Refused::Policy(e)) => refusal(&g.about.name, e).to_string(),
                 Err(Refused::Lock(why)) => why,
@@ -110,5 +128,69 @@ impl<W: World> Service<W> {
             load.utilisation = load.utilisation.min(WHOLE);
             self.global.set(g.about.index.into(), &load);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use forebay_policy::credit::Order;
+    use forebay_proto::page::AccountWords;
+    use forebay_rm::Client;
+    use forebay_rm::fake::{FakeRm, Load};
+
+    use super::super::Described;
+    use super::*;
+    use crate::accounts::LogMeter;
+    use crate::agent::{Hardware, PERIOD_NS};
+
+    /// Processes of user 7.
+    struct Few;
+
+    impl World for Few {
+        fn describe(&mut self, _: u32) -> Option<Described> {
+            Some(Described { uid: 7, name: "p".into(), began: 1, parent: 1, nice: 0 })
+        }
+        fn cpu_time_ns(&mut self, _: u32) -> Option<u64> {
+            Some(0)
+        }
+        fn wake(&mut self, _: &AccountWords) {}
+        fn watch(&mut self, _: u32) {}
+        fn end(&mut self, _: u32, _: u64) -> Result<(), String> {
+            Err("nobody is ended here".into())
+        }
+    }
+
+    #[test]
+    fn whoever_is_on_a_gpu_and_too_old_to_be_found_is_told_of_once() {
+        let rm = FakeRm::default();
+        rm.start(10, 1, 2, Load::saturating(1000));
+        // So many programs have come and gone since.
+        (0..300).for_each(|_| drop(Client::open(Arc::new(rm.clone()), 0).unwrap()));
+        rm.start(20, 1, 2, Load::saturating(1000));
+        rm.start(30, 0, 0, Load::IDLE);
+        let own = Arc::new(Client::open(Arc::new(rm.clone()), 0).unwrap());
+        let meter: Box<dyn Meter> = Box::new(LogMeter::open(own.clone()).unwrap());
+        let agent = Agent::by(Box::new(Hardware::new(own, None)), meter, PERIOD_NS);
+        let mut s = Service::new(Few, 1, Order::Share, 0).unwrap();
+        s.add_gpu("gpu0", agent, (Level::Hardware, Source::Switches), false).unwrap();
+        let mut now_ns = 0;
+        let mut look = |s: &mut Service<Few>, n: u64| {
+            let said: Vec<String> = (0..4 * UNFOUND_LOOKS as usize)
+                .flat_map(|_| {
+                    rm.run(50_000);
+                    now_ns += 50_000_000;
+                    s.turn(now_ns);
+                    s.gpu_processes(0, &[10, 20, 30])
+                })
+                .collect();
+            assert_eq!(said.len() as u64, n, "{said:?}");
+            said
+        };
+        let said = look(&mut s, 1);
+        assert!(said[0].starts_with("process 10 is not steered on gpu0: its channels are not found"), "{said:?}");
+        look(&mut s, 0);
+        assert!(s.gpus[0].agent.shares().keys().eq(&[20]));
     }
 }
