@@ -88,23 +88,15 @@ fn bundle() -> Result<(), String> {
     let dir = root.join("bundle");
     let _ = std::fs::remove_dir_all(&dir);
     std::fs::create_dir_all(dir.join("tests")).map_err(|e| e.to_string())?;
-    output("cargo", &["build", "--release", "-p", "forebay-cli"])?;
-    copy(&root.join("target/release/forebay"), &dir.join("forebay"))?;
-    // Test programs, as cargo names them in its JSON messages.
-    let args = [
-        "test",
-        "--release",
-        "--no-run",
-        "--message-format=json",
-        "-p",
-        "forebay-hal",
-        "-p",
-        "forebay",
-        "-p",
-        "forebay-rm",
-    ];
+    // Cargo says in its JSON messages where it puts what.
+    let build = ["build", "--release", "--message-format=json", "-p", "forebay-cli"];
+    let built = output("cargo", &build)?;
+    let command = built.lines().filter_map(|l| field(l, "\"executable\":\"")).find(|p| p.ends_with("/forebay"));
+    copy(Path::new(&command.ok_or("cargo built no command")?), &dir.join("forebay"))?;
+    let parts = ["-p", "forebay-hal", "-p", "forebay", "-p", "forebay-rm"];
+    let test = [&["test", "--release", "--no-run", "--message-format=json"][..], &parts].concat();
     for line in
-        output("cargo", &args)?.lines().filter(|l| l.contains("\"test\":true") || l.contains("\"kind\":[\"test\"]"))
+        output("cargo", &test)?.lines().filter(|l| l.contains("\"test\":true") || l.contains("\"kind\":[\"test\"]"))
     {
         let Some(path) = field(line, "\"executable\":\"") else { continue };
         let name = Path::new(&path).file_name().unwrap_or_default().to_string_lossy().into_owned();
