@@ -332,7 +332,7 @@ static void uncounted(u32 seed) {
   for (u32 i = 0; i < 10; i++) {
     std::atomic<bool> end{false};
     std::thread other([&] {
-      often_away = true;
+      away = 20;
       while (!end)
         if (void *at = fb_malloc(a.heap, 1000)) CHECK(fb_free(a.heap, at) == FB_FREED);
     });

@@ -15,13 +15,13 @@ const PRELUDE: &str = "
 #include <sched.h>
 #include <unistd.h>
 #include <atomic>
-// A test may have a thread be away for so long that others get far.
-static thread_local bool often_away;
+// A test may have a thread be away for so long that others get far, µs.
+static thread_local unsigned away;
 static inline void fb_step() {
   static std::atomic<unsigned> seeds{1};
   static thread_local unsigned x = seeds.fetch_add(0x9E3779B9u) | 1;
   x ^= x << 13; x ^= x >> 17; x ^= x << 5;
-  if ((x & 15) == 0 && often_away) usleep(20);
+  if ((x & 15) == 0 && away) usleep(away);
   else if ((x & 15) == 0) sched_yield();
 }
 #define FB_STEP fb_step
@@ -75,10 +75,11 @@ static inline void fb_barrier() { meetings->all.meet(FB_LANES); }
 static inline void fb_together() { meetings->warp[lane / FB_WARP].meet(FB_WARP); }
 // Without an order for anything else.
 static inline void fb_pass(unsigned lanes) { meetings->warp[lane / FB_WARP].pass(lanes); }
+static inline unsigned fb_lane_of(unsigned i) { return lane / FB_WARP * FB_WARP + i; }
 static inline unsigned long long fb_tell64(unsigned long long v, unsigned from) {
   meetings->say(lane, v);
   fb_pass(FB_WARP);
-  const unsigned long long told = meetings->said_by(from);
+  const unsigned long long told = meetings->said_by(fb_lane_of(from));
   fb_pass(FB_WARP);
   return told;
 }
@@ -92,7 +93,6 @@ static inline unsigned fb_votes(bool yes) {
 static thread_local unsigned together = (1u << FB_WARP) - 1;
 static inline void fb_meet(unsigned present) { meetings->warp[lane / FB_WARP].meet(__builtin_popcount(present)); }
 static inline unsigned fb_present() { return together; }
-static inline unsigned fb_lane_of(unsigned i) { return lane / FB_WARP * FB_WARP + i; }
 static inline unsigned fb_alike(unsigned present, unsigned v) {
   const unsigned lanes = __builtin_popcount(present);
   unsigned alike = 0;
@@ -122,6 +122,15 @@ static inline void fb_here_min(unsigned *p, unsigned v) {
   unsigned is = __atomic_load_n(p, __ATOMIC_RELAXED);
   while (v < is && !__atomic_compare_exchange_n(p, &is, v, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
 }
+";
+
+/// For graphs of a hundred vertices.
+const SMALL_GRAPHS: &str = "
+#define FEW 8
+#define MANY 4
+#define TURNS 3
+static thread_local void *shared_by_lanes;
+#define SHARED(type, name) static_assert(sizeof(type) <= 256); type &name = *(type *)shared_by_lanes
 ";
 
 const TASKS: &str = r"
@@ -238,6 +247,16 @@ fn no_task_is_lost_done_twice_or_torn() {
 #[test]
 fn lanes_of_a_block_take_make_and_end_tasks_at_the_same_time() {
     all("lanes", SIX_LANES, &grid(), [80, 25, 10]);
+}
+
+/// The benchmark's search, of which a block of one lane goes only half the ways.
+#[test]
+fn lanes_of_a_block_search_a_graph_together() {
+    let text = include_str!("../../../forebay-cli/src/bench/resident/tasks.cu");
+    let functions = ["echo", "chain", "hop", "work", "tree", "softmax", "sweep", "many", "one_level", "level"];
+    let tasks = Builder::new(text).functions(functions);
+    let prelude = format!("{SIX_LANES}{SMALL_GRAPHS}");
+    all("search", &prelude, &format!("{}\n{}", tasks.text(), include_str!("search.cpp")), [200, 50, 10]);
 }
 
 fn grid() -> String {

@@ -2,10 +2,12 @@
 #ifndef FB_GPU
 #include <math.h>
 #include <stdlib.h>
-// A block has one lane.
-#ifndef __shared__
-#define __shared__
 #endif
+// What the lanes of a block share. A block of the CPU has one lane; a test may give it more.
+#ifdef FB_GPU
+#define SHARED(type, name) __shared__ type name
+#elif !defined SHARED
+#define SHARED(type, name) type name
 #endif
 
 FB_DEVICE u64 arg(const Task *t, u32 i) { return ((const u64 *)t->args)[i]; }
@@ -95,6 +97,8 @@ TASK(sweep) { mix_all((u32 *)arg(t, 0), t->first, t->first + t->count, fb_lane()
 // Breadth-first search: a level with few vertices is done by the block that has it, which keeps the list of the next one to
 // itself; one with many is a range for all blocks, and a node that waits for all of its vertices is the next level.
 struct Search { const u32 *offsets, *edges; u32 *distances; u32 *frontier[2]; u32 count[2]; };
+// (A test has small graphs, and says so.)
+#ifndef FEW
 #define FEW 1024
 // From so many edges on a vertex is a whole warp's.
 #define MANY 32
@@ -103,6 +107,7 @@ struct Search { const u32 *offsets, *edges; u32 *distances; u32 *frontier[2]; u3
 #define TURNS 4096
 #else
 #define TURNS 64
+#endif
 #endif
 
 // Four edges of a lane, from `e` on, as far as there are: their trips to memory are under way together. Whether the other
@@ -176,9 +181,10 @@ TASK(many) {
 }
 // One level as a range, for a host that waits for each.
 TASK(one_level) { by_block((Search *)arg(t, 0), (u32)arg(t, 1), t->first, t->first + t->count); }
+struct Lists { u32 mine[2][FEW], counts[3], node; bool given; };
 TASK(level) {
-  __shared__ u32 mine[2][FEW], counts[3], node;
-  __shared__ bool given;
+  SHARED(Lists, lists);
+  u32 (*const mine)[FEW] = lists.mine, *const counts = lists.counts;
   Search *s = (Search *)arg(t, 0);
   for (u32 l = (u32)arg(t, 1);; l++) {
     fb_barrier();
@@ -197,22 +203,22 @@ TASK(level) {
     if (fb_lane() == 0) {
       fb_store(&s->count[l & 1], n);
       fb_store(&s->count[(l + 1) & 1], 0);
-      node = FB_NONE;
-      given = n == 0;
+      lists.node = FB_NONE;
+      lists.given = n == 0;
       const u64 next[2] = {(u64)s, l + 1}, again[2] = {(u64)s, l};
       if (n == 0) *(u64 *)fb_result(c) = l;
-      else if (n <= FEW) given = fb_spawn(c, FN_level, 0, 1, again, sizeof again);
-      else node = fb_node(c, n, FN_level, 0, 1, next, sizeof next);
-      const u64 part[3] = {(u64)s, l, node};
-      if (node != FB_NONE) given = fb_spawn(c, FN_many, 0, n, part, sizeof part);
+      else if (n <= FEW) lists.given = fb_spawn(c, FN_level, 0, 1, again, sizeof again);
+      else lists.node = fb_node(c, n, FN_level, 0, 1, next, sizeof next);
+      const u64 part[3] = {(u64)s, l, lists.node};
+      if (lists.node != FB_NONE) lists.given = fb_spawn(c, FN_many, 0, n, part, sizeof part);
     }
     fb_barrier();
-    if (given) return;
+    if (lists.given) return;
     // There was no room for others' part, so it is done here, and with it the wait of the next level, if there is one that waits.
     by_block(s, l, 0, n);
-    if (node == FB_NONE) continue;
+    if (lists.node == FB_NONE) continue;
     fb_barrier();
-    if (fb_lane() == 0) fb_release_many(c, node, n);
+    if (fb_lane() == 0) fb_release_many(c, lists.node, n);
     return;
   }
 }
