@@ -241,9 +241,8 @@ pub fn modular(job: &Job<'_>) -> Outcome<Run> {
     look(&f.process(&first)?.to_vec());
     timed(|| {
         type Sent = (Instant, Message);
-        let (cameras, to_x) = sync_channel::<Sent>(4);
-        let (from_x, to_f) = sync_channel::<Sent>(4);
-        let (from_f, to_hid) = sync_channel::<Sent>(4);
+        let channel = || sync_channel::<Sent>(pipeline::capacity(job.rate));
+        let ((cameras, to_x), (from_x, to_f), (from_f, to_hid)) = (channel(), channel(), channel());
         std::thread::scope(|s| {
             s.spawn(move || {
                 let begun = Instant::now();
@@ -359,7 +358,7 @@ pub fn pipes(job: &Job<'_>) -> Outcome<Run> {
 pub fn dataflow(job: &Job<'_>) -> Outcome<Run> {
     let kind = job.device.info().kind;
     let rt = gesture::runtime(kind.name(), Mode::DataAware)?;
-    let mut p = pipeline::build(job.shape, 4, Some(kind)).map_err(text)?;
+    let mut p = pipeline::build(job.shape, pipeline::capacity(job.rate), Some(kind)).map_err(text)?;
     let graph = std::mem::replace(&mut p.graph, forebay::Graph::new("started"));
     let run = rt.start(graph).map_err(text)?;
     let mut source = Source::Recording { frames: job.frames, rate: job.rate };

@@ -48,9 +48,9 @@ pub struct Options {
     /// Scheduling mode: first-available, fifo, priority, data-aware
     #[arg(long, default_value = "data-aware")]
     pub mode: Mode,
-    /// Room of each channel, datablocks
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=1024))]
-    pub capacity: u16,
+    /// Room of each channel, datablocks; 1 at a camera's rate, and 4 as fast as possible, if nothing is said
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub capacity: Option<u16>,
     /// Write a timeline for ui.perfetto.dev
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
@@ -122,7 +122,8 @@ pub fn run(o: &Options) -> Result<(), String> {
         "cuda" => Some(Kind::Cuda),
         _ => None,
     };
-    let mut p = pipeline::build(&shape, usize::from(o.capacity), only).map_err(|e| e.to_string())?;
+    let capacity = o.capacity.map_or_else(|| pipeline::capacity(rate), usize::from);
+    let mut p = pipeline::build(&shape, capacity, only).map_err(|e| e.to_string())?;
     let names: Vec<String> = p.task_names();
     let graph = std::mem::replace(&mut p.graph, forebay::Graph::new("started"));
     let run = if o.trace.is_some() { rt.start_traced(graph) } else { rt.start(graph) };

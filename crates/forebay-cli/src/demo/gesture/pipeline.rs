@@ -247,6 +247,12 @@ impl Pipeline {
     }
 }
 
+/// Room of each channel where nothing is said of it: at a camera's rate what waits is late; as fast as possible (no rate) it
+/// keeps everybody busy.
+pub fn capacity(rate: Option<f64>) -> usize {
+    if rate.is_some() { 1 } else { 4 }
+}
+
 /// Builds the graph with channels of `capacity`, with the kernels for all kinds of devices or for one.
 pub fn build(shape: &Shape, capacity: usize, only: Option<Kind>) -> Result<Pipeline> {
     let keep = |t: Task| match only {
