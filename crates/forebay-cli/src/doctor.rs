@@ -1,8 +1,12 @@
 //! `forebay doctor`: which devices are usable, and why others are not.
 
+use std::fs::File;
+use std::io::{Read as _, Seek as _};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
 use forebay::Kind;
 use forebay_rm::{Client, Rm as _, SwitchLog};
-use std::sync::Arc;
 
 use forebay::hal::{Device, conformance, cuda::Nvrtc, discover};
 use forebay::transfer::{CALIBRATION, Direction, Engine, Host};
@@ -14,6 +18,38 @@ pub struct Options {
     /// graphs and streams choose from then on
     #[arg(long)]
     calibrate: bool,
+}
+
+/// While it exists, what goes to standard error is kept aside: one check has a compiler refuse a source, and some compilers say
+/// that to whoever reads.
+struct Aside {
+    kept: File,
+    stderr: OwnedFd,
+}
+
+impl Aside {
+    fn begin() -> Option<Self> {
+        let kept = File::from(rustix::fs::memfd_create("said", rustix::fs::MemfdFlags::CLOEXEC).ok()?);
+        let stderr = rustix::io::fcntl_dupfd_cloexec(std::io::stderr(), 3).ok()?;
+        rustix::stdio::dup2_stderr(&kept).ok()?;
+        Some(Aside { kept, stderr })
+    }
+
+    fn said(&mut self) -> String {
+        let mut said = Vec::new();
+        // What cannot be read is not told.
+        let _ = self.kept.rewind().and_then(|()| self.kept.read_to_end(&mut said));
+        String::from_utf8_lossy(&said).into_owned()
+    }
+}
+
+impl Drop for Aside {
+    fn drop(&mut self) {
+        let _ = rustix::stdio::dup2_stderr(&self.stderr);
+        if std::thread::panicking() {
+            eprintln!("{}", self.said());
+        }
+    }
 }
 
 /// Says how data gets to a device and back, as far as that was measured here.
@@ -51,7 +87,9 @@ fn cores() {
     // It looks at the load from the first question on.
     cpu.threads();
     std::thread::sleep(std::time::Duration::from_millis(100));
-    crate::say(&format!("  load: a parallel program had better have {} threads now", cpu.threads()));
+    let n = cpu.threads();
+    let s = if n == 1 { "" } else { "s" };
+    crate::say(&format!("  load: a parallel program had better have {n} thread{s} now"));
 }
 
 /// NVIDIA's control daemon for programs that share a GPU in space.
@@ -121,7 +159,12 @@ pub fn run(options: &Options) -> Result<(), String> {
         let i = d.info();
         let mib = i.memory_bytes >> 20;
         crate::say(&format!("{}: {}, {} units, {mib} MiB, {}", i.kind, i.name, i.compute_units, i.driver));
+        let aside = Aside::begin();
         let failed: Vec<_> = conformance::run(&**d).into_iter().filter(|o| o.failure.is_some()).collect();
+        let said = aside.map(|mut a| a.said()).unwrap_or_default();
+        if !failed.is_empty() && !said.is_empty() {
+            eprintln!("{}", said.trim_end());
+        }
         for f in &failed {
             crate::say(&format!("  FAILED {}: {}", f.check, f.failure.as_deref().unwrap_or_default()));
         }

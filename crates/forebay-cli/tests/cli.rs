@@ -55,6 +55,18 @@ fn a_device_that_is_not_here_and_options_that_make_no_sense_are_refused() {
     }
 }
 
+/// PoCL's compiler says on its own that a source is wrong, of the one that is meant to be.
+#[test]
+fn the_doctor_says_what_is_here_and_nothing_of_what_its_checks_have_refused() {
+    let o = forebay(&["doctor"]);
+    let (said, aside) = (stdout(&o), String::from_utf8_lossy(&o.stderr).into_owned());
+    assert!(
+        o.status.success() && said.starts_with("cpu: ") && said.contains("conformance: all checks passed"),
+        "{said}"
+    );
+    assert!(!aside.contains("error"), "{aside}");
+}
+
 #[test]
 fn graph_files_are_checked_run_and_drawn() {
     let file = example();
