@@ -28,17 +28,15 @@ const _: () = assert!(size_of::<LockArgs>() == 64);
 
 type Call<T> = unsafe extern "C" fn(c_int, *mut T) -> CuResult;
 
-/// The functions' names and what they are taken for.
-#[cfg(test)]
-pub(super) fn types() -> [(&'static str, &'static str); 5] {
-    use std::any::type_name;
-    [
-        ("cuCheckpointProcessGetState", type_name::<Call<c_int>>()),
-        ("cuCheckpointProcessLock", type_name::<Call<LockArgs>>()),
-        ("cuCheckpointProcessCheckpoint", type_name::<Call<NoArgs>>()),
-        ("cuCheckpointProcessRestore", type_name::<Call<NoArgs>>()),
-        ("cuCheckpointProcessUnlock", type_name::<Call<NoArgs>>()),
-    ]
+sys::optional! {
+    /// The driver's calls, from CUDA 12.8 on.
+    struct Calls {
+        state / "cuCheckpointProcessGetState": Call<c_int>;
+        lock / "cuCheckpointProcessLock": Call<LockArgs>;
+        save / "cuCheckpointProcessCheckpoint": Call<NoArgs>;
+        restore / "cuCheckpointProcessRestore": Call<NoArgs>;
+        unlock / "cuCheckpointProcessUnlock": Call<NoArgs>;
+    }
 }
 
 /// What the driver says of a process's CUDA work.
@@ -54,13 +52,9 @@ pub enum State {
     Failed,
 }
 
-/// The driver's calls.
+/// What can be done with other processes' CUDA work.
 pub struct Checkpoints {
-    state: Call<c_int>,
-    lock: Call<LockArgs>,
-    save: Call<NoArgs>,
-    restore: Call<NoArgs>,
-    unlock: Call<NoArgs>,
+    calls: Calls,
     driver: &'static sys::Driver,
 }
 
@@ -73,20 +67,7 @@ impl Checkpoints {
         let driver = sys::driver()?;
         // SAFETY: no arguments but flags, which must be 0.
         check(driver, "CUDA", "cuInit", unsafe { (driver.cuInit)(0) })?;
-        macro_rules! find {
-            ($name:literal, $t:ty) => {
-                // SAFETY: the driver exports this function with this signature (cuda.h of 12.8 and 13.0).
-                unsafe { std::mem::transmute::<*mut std::ffi::c_void, Call<$t>>(driver.optional($name)?) }
-            };
-        }
-        Ok(Checkpoints {
-            state: find!("cuCheckpointProcessGetState", c_int),
-            lock: find!("cuCheckpointProcessLock", LockArgs),
-            save: find!("cuCheckpointProcessCheckpoint", NoArgs),
-            restore: find!("cuCheckpointProcessRestore", NoArgs),
-            unlock: find!("cuCheckpointProcessUnlock", NoArgs),
-            driver,
-        })
+        Ok(Checkpoints { calls: Calls::find(driver)?, driver })
     }
 
     fn call<T>(&self, name: &'static str, f: Call<T>, pid: u32, args: &mut T) -> Result<()> {
@@ -102,7 +83,7 @@ impl Checkpoints {
     /// A process without CUDA, or of somebody else.
     pub fn state(&self, pid: u32) -> Result<State> {
         let mut s: c_int = -1;
-        self.call("cuCheckpointProcessGetState", self.state, pid, &mut s)?;
+        self.call("cuCheckpointProcessGetState", self.calls.state, pid, &mut s)?;
         match s {
             0 => Ok(State::Running),
             1 => Ok(State::Locked),
@@ -122,7 +103,7 @@ impl Checkpoints {
         let timeout_ms = c_uint::try_from(patience.as_millis()).unwrap_or(c_uint::MAX);
         self.call(
             "cuCheckpointProcessLock",
-            self.lock,
+            self.calls.lock,
             pid,
             &mut LockArgs { timeout_ms, reserved0: 0, reserved: [0; 7] },
         )
@@ -133,7 +114,7 @@ impl Checkpoints {
     /// # Errors
     /// The driver's.
     pub fn unlock(&self, pid: u32) -> Result<()> {
-        self.call("cuCheckpointProcessUnlock", self.unlock, pid, &mut [0; 8])
+        self.call("cuCheckpointProcessUnlock", self.calls.unlock, pid, &mut [0; 8])
     }
 
     /// Moves the device memory of a locked process to the host's.
@@ -141,7 +122,7 @@ impl Checkpoints {
     /// # Errors
     /// The driver's; rule 2.
     pub fn save(&self, pid: u32) -> Result<()> {
-        self.call("cuCheckpointProcessCheckpoint", self.save, pid, &mut [0; 8])
+        self.call("cuCheckpointProcessCheckpoint", self.calls.save, pid, &mut [0; 8])
     }
 
     /// Brings it back; the process is locked then.
@@ -149,7 +130,7 @@ impl Checkpoints {
     /// # Errors
     /// The driver's; rule 3.
     pub fn restore(&self, pid: u32) -> Result<()> {
-        self.call("cuCheckpointProcessRestore", self.restore, pid, &mut [0; 8])
+        self.call("cuCheckpointProcessRestore", self.calls.restore, pid, &mut [0; 8])
     }
 }
 

@@ -2,7 +2,6 @@
 //! C++ compiler: types of functions, layouts, numbers, and which statuses end a context.
 
 use std::any::type_name;
-use std::fmt::Write as _;
 use std::mem::offset_of;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -129,21 +128,19 @@ fn check(folder: &Path, header: &str, assertions: &str) -> Option<Result<(), Str
 
 /// What the driver's functions that not every driver has are taken for.
 fn optional() -> Vec<(&'static str, &'static str)> {
-    let mut all =
-        vec![("cuFuncLoad", type_name::<sys::FuncLoad>()), ("cuGetProcAddress_v2", type_name::<sys::GetProc>())];
-    all.extend(part::types());
-    all.extend(checkpoint::types());
-    all
+    let tables = [sys::Loading::types(), part::Calls::types(), checkpoint::Calls::types()];
+    let own = ("cuGetProcAddress_v2", type_name::<sys::GetProc>());
+    tables.into_iter().flatten().chain([own]).collect()
 }
 
 fn functions() -> String {
     let mut out = String::new();
     for (symbol, arguments) in sys::SIGNATURES {
         let arguments: Vec<_> = arguments.iter().map(|a| in_cpp(a)).collect();
-        writeln!(out, "SAME({symbol}, int({}));", arguments.join(", ")).unwrap();
+        out += &format!("SAME({symbol}, int({}));\n", arguments.join(", "));
     }
     for (symbol, rust) in optional() {
-        writeln!(out, "SAME({symbol}, {});", function_in_cpp(rust)).unwrap();
+        out += &format!("SAME({symbol}, {});\n", function_in_cpp(rust));
     }
     out
 }
@@ -152,8 +149,8 @@ fn layouts() -> String {
     let mut out = String::new();
     macro_rules! layout {
         ($ours:ty = $theirs:literal: $($field:ident = $member:literal),*) => {
-            writeln!(out, "IS(sizeof({}), {});", $theirs, size_of::<$ours>()).unwrap();
-            $(writeln!(out, "IS(offsetof({}, {}), {});", $theirs, $member, offset_of!($ours, $field)).unwrap();)*
+            out += &format!("IS(sizeof({}), {});\n", $theirs, size_of::<$ours>());
+            $(out += &format!("IS(offsetof({}, {}), {});\n", $theirs, $member, offset_of!($ours, $field));)*
         };
     }
     layout!(sys::MemAllocationProp = "CUmemAllocationProp": kind = "type", handle_types = "requestedHandleTypes",
@@ -167,7 +164,7 @@ fn layouts() -> String {
         least = "sm.minSmPartitionSize", alignment = "sm.smCoscheduledAlignment");
     layout!(checkpoint::LockArgs = "CUcheckpointLockArgs": timeout_ms = "timeoutMs", reserved0 = "reserved0");
     for all_reserved in ["Checkpoint", "Restore", "Unlock"] {
-        writeln!(out, "IS(sizeof(CUcheckpoint{all_reserved}Args), {});", size_of::<checkpoint::NoArgs>()).unwrap();
+        out += &format!("IS(sizeof(CUcheckpoint{all_reserved}Args), {});\n", size_of::<checkpoint::NoArgs>());
     }
     out
 }

@@ -385,10 +385,9 @@ impl CudaDevice {
         }
         c.check("cuModuleGetFunction", code)?;
         // Drivers before CUDA 12.4 do not have it; there code comes with the function.
-        if let Ok(load) = d.optional("cuFuncLoad") {
-            // SAFETY: the driver exports this function with this signature; `function` was just found.
-            let code = unsafe { std::mem::transmute::<*mut c_void, sys::FuncLoad>(load)(function) };
-            c.check("cuFuncLoad", code)?;
+        if let Ok(loading) = sys::Loading::find(d) {
+            // SAFETY: `function` was just found.
+            c.check("cuFuncLoad", unsafe { (loading.load)(function) })?;
         }
         functions.insert(entry.into(), function as usize);
         Ok(function)

@@ -5,7 +5,7 @@
 //! where kernels run. Graphs run where their nodes' context says, so parts launch one by one instead.
 
 use std::ffi::{c_int, c_uint, c_void};
-use std::mem::{MaybeUninit, transmute};
+use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
@@ -31,59 +31,16 @@ pub(super) const GREEN_CTX_DEFAULT_STREAM: c_uint = 1;
 
 type Handle = *mut c_void;
 
-// The driver's functions for it.
-type GetResource = unsafe extern "C" fn(CuDevice, *mut Resource, c_int) -> CuResult;
-type Split =
-    unsafe extern "C" fn(*mut Resource, *mut c_uint, *const Resource, *mut Resource, c_uint, c_uint) -> CuResult;
-type Describe = unsafe extern "C" fn(*mut Handle, *mut Resource, c_uint) -> CuResult;
-type Create = unsafe extern "C" fn(*mut Handle, Handle, CuDevice, c_uint) -> CuResult;
-type Destroy = unsafe extern "C" fn(Handle) -> CuResult;
-type NewStream = unsafe extern "C" fn(*mut CuStream, Handle, c_uint, c_int) -> CuResult;
-
-/// The functions' names and what they are taken for.
-#[cfg(test)]
-pub(super) fn types() -> [(&'static str, &'static str); 6] {
-    use std::any::type_name;
-    [
-        ("cuDeviceGetDevResource", type_name::<GetResource>()),
-        ("cuDevSmResourceSplitByCount", type_name::<Split>()),
-        ("cuDevResourceGenerateDesc", type_name::<Describe>()),
-        ("cuGreenCtxCreate", type_name::<Create>()),
-        ("cuGreenCtxDestroy", type_name::<Destroy>()),
-        ("cuGreenCtxStreamCreate", type_name::<NewStream>()),
-    ]
-}
-
-struct Calls {
-    resource: GetResource,
-    split: Split,
-    describe: Describe,
-    create: Create,
-    destroy: Destroy,
-    stream: NewStream,
-}
-
-impl Calls {
-    fn find(context: &Context) -> Result<Self> {
-        let of = |name| context.driver.optional(name);
-        let missing = |e: Error| Error::Unsupported {
-            device: context.name.clone(),
-            what: format!("parts of a GPU, which take a driver of CUDA 12.4 or later: {e}"),
-        };
-        let all = (|| -> Result<Calls> {
-            // SAFETY: the driver exports these functions with these signatures (cuda.h of CUDA 12.4 to 13.0).
-            Ok(unsafe {
-                Calls {
-                    resource: transmute::<Handle, GetResource>(of("cuDeviceGetDevResource")?),
-                    split: transmute::<Handle, Split>(of("cuDevSmResourceSplitByCount")?),
-                    describe: transmute::<Handle, Describe>(of("cuDevResourceGenerateDesc")?),
-                    create: transmute::<Handle, Create>(of("cuGreenCtxCreate")?),
-                    destroy: transmute::<Handle, Destroy>(of("cuGreenCtxDestroy")?),
-                    stream: transmute::<Handle, NewStream>(of("cuGreenCtxStreamCreate")?),
-                }
-            })
-        })();
-        all.map_err(missing)
+sys::optional! {
+    /// The driver's functions for it.
+    struct Calls {
+        resource / "cuDeviceGetDevResource": unsafe extern "C" fn(CuDevice, *mut Resource, c_int) -> CuResult;
+        split / "cuDevSmResourceSplitByCount": unsafe extern "C" fn(*mut Resource, *mut c_uint, *const Resource,
+            *mut Resource, c_uint, c_uint) -> CuResult;
+        describe / "cuDevResourceGenerateDesc": unsafe extern "C" fn(*mut Handle, *mut Resource, c_uint) -> CuResult;
+        create / "cuGreenCtxCreate": unsafe extern "C" fn(*mut Handle, Handle, CuDevice, c_uint) -> CuResult;
+        destroy / "cuGreenCtxDestroy": unsafe extern "C" fn(Handle) -> CuResult;
+        stream / "cuGreenCtxStreamCreate": unsafe extern "C" fn(*mut CuStream, Handle, c_uint, c_int) -> CuResult;
     }
 }
 
@@ -105,7 +62,10 @@ impl Part {
     /// A part of at least so many multiprocessors, and the rest.
     pub(super) fn split(context: &Arc<Context>, multiprocessors: u32) -> Result<[Part; 2]> {
         let d = context.enter()?;
-        let calls = Arc::new(Calls::find(context)?);
+        let calls = Arc::new(Calls::find(context.driver).map_err(|e| Error::Unsupported {
+            device: context.name.clone(),
+            what: format!("parts of a GPU, which take a driver of CUDA 12.4 or later: {e}"),
+        })?);
         let whole = {
             let mut r = MaybeUninit::<Resource>::zeroed();
             // SAFETY: `r` has the size that the function of this name writes.

@@ -207,8 +207,42 @@ table! {
     cuGraphExecDestroy / "cuGraphExecDestroy": fn(exec: CuGraphExec);
 }
 
-/// `cuFuncLoad`, of drivers from CUDA 12.4 on.
-pub type FuncLoad = unsafe extern "C" fn(CuFunction) -> CuResult;
+/// Functions that only newer drivers have.
+macro_rules! optional {
+    ($(#[$about:meta])* struct $name:ident { $($field:ident / $symbol:literal: $ty:ty;)* }) => {
+        $(#[$about])*
+        pub(super) struct $name {
+            $(pub(super) $field: $ty,)*
+        }
+
+        impl $name {
+            pub(super) fn find(driver: &$crate::cuda::sys::Driver) -> $crate::Result<Self> {
+                Ok($name {
+                    $($field: {
+                        let p = driver.optional($symbol)?;
+                        // SAFETY: the driver exports this function with this signature (cuda.h; `header.rs` holds it
+                        // against that).
+                        unsafe { std::mem::transmute::<*mut std::ffi::c_void, $ty>(p) }
+                    },)*
+                })
+            }
+
+            /// Symbols, and what their functions are taken for.
+            #[cfg(test)]
+            pub(super) fn types() -> Vec<(&'static str, &'static str)> {
+                vec![$(($symbol, std::any::type_name::<$ty>())),*]
+            }
+        }
+    };
+}
+pub(super) use optional;
+
+optional! {
+    /// Of drivers from CUDA 12.4 on.
+    struct Loading {
+        load / "cuFuncLoad": unsafe extern "C" fn(CuFunction) -> CuResult;
+    }
+}
 
 pub(super) type GetProc = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_int) -> CuResult;
 
@@ -261,8 +295,8 @@ pub fn driver() -> Result<&'static Driver> {
 }
 
 impl Driver {
-    /// A function that only newer drivers have.
-    pub fn optional(&self, name: &'static str) -> Result<*mut c_void> {
+    /// A function that only newer drivers have ([`optional!`]).
+    pub(super) fn optional(&self, name: &'static str) -> Result<*mut c_void> {
         Finder::new(&self.library).find(name, name)
     }
 
