@@ -1,27 +1,5 @@
 // Runs the resident grid's own code with threads as blocks, small queues and random schedules, and looks whether anything
-// is lost, done twice or torn. Appended to the grid's text; built with ThreadSanitizer where there is one.
-
-#include <atomic>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <thread>
-#include <vector>
-
-#define CHECK(what)                                                                 \
-  do {                                                                              \
-    if (!(what)) {                                                                  \
-      fprintf(stderr, "seed %u: line %d: %s\n", seed, __LINE__, #what);             \
-      exit(1);                                                                      \
-    }                                                                               \
-  } while (0)
-
-static void fill(Queue &q, std::vector<Cell> &cells) {
-  memset((void *)&q, 0, sizeof q);
-  for (u32 i = 0; i < cells.size(); i++) cells[i].seq = i;
-  q.space = q.size = (u32)cells.size();
-  q.cells = cells.data();
-}
+// is lost, done twice or torn. Behind the grid's text and setup.cpp; built with ThreadSanitizer where there is one.
 
 // What a block is: a thread, or one for each lane.
 struct Block {
@@ -66,13 +44,7 @@ static void once(u32 seed) {
     g.rings[i].slots = slots[i].data();
     fill(state.queues[i], cells[i]);
   }
-  fill(state.free_nodes, cells[2]);
-  for (u32 i = 0; i < size; i++) {
-    cells[2][i].task.first = i;
-    cells[2][i].seq = i + 1;
-  }
-  state.free_nodes.count = state.free_nodes.tail = size;
-  state.free_nodes.space = 0;
+  fill_nodes(state.free_nodes, cells[2], size);
   g.blocks = blocks;
   const u32 permits = 1 + rand() % 2, aside = rand() % 6;
   g.limited = rand() % 2;
@@ -147,9 +119,7 @@ static void once(u32 seed) {
       memcpy(s.args, args, sizeof s.args);
       if (s.count == 1) s.function |= FB_SINGLE;
       s.seq = ticket + 1;
-      u64 *to = (u64 *)&slots[r][ticket & (ring - 1)], words[8];
-      memcpy(words, &s, sizeof words);
-      for (u32 i = 0; i < 8; i++) __atomic_store_n(&to[i], words[i], i < 7 ? __ATOMIC_RELAXED : __ATOMIC_RELEASE);
+      submit(&slots[r][ticket & (ring - 1)], s);
     }
     for (u32 ticket = last; ticket < tasks && !drained; ticket++) finished(r, ticket);
   });

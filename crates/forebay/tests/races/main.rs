@@ -256,13 +256,17 @@ fn lanes_of_a_block_search_a_graph_together() {
     let functions = ["echo", "chain", "hop", "work", "tree", "softmax", "sweep", "many", "one_level", "level"];
     let tasks = Builder::new(text).functions(functions);
     let prelude = format!("{SIX_LANES}{SMALL_GRAPHS}");
-    all("search", &prelude, &format!("{}\n{}", tasks.text(), include_str!("search.cpp")), [200, 50, 10]);
+    all("search", &prelude, &with_setup(&tasks, include_str!("search.cpp")), [200, 50, 10]);
 }
 
 fn grid() -> String {
     let trees = ["tree", "tree_by_warp", "tree_by_thread"];
     let tasks = Builder::new(TASKS).functions(trees).functions(["ones", "diamond", "diamond_side", "diamond_end"]);
-    format!("{}\n{}", tasks.text(), include_str!("grid.cpp"))
+    with_setup(&tasks, include_str!("grid.cpp"))
+}
+
+fn with_setup(tasks: &Builder, test: &str) -> String {
+    format!("{}\n{}\n{test}", tasks.text(), include_str!("setup.cpp"))
 }
 
 /// By the header that any program may include.

@@ -1,27 +1,7 @@
 // The breadth-first search of `forebay bench resident` with threads for the lanes of a block: every vertex has its distance,
-// whatever the graph. Appended to the grid's text with the benchmark's tasks; built with ThreadSanitizer where there is one.
+// whatever the graph. Behind the grid's text with the benchmark's tasks and setup.cpp; built with ThreadSanitizer where there is one.
 
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <queue>
-#include <thread>
-#include <vector>
-
-#define CHECK(what)                                                                 \
-  do {                                                                              \
-    if (!(what)) {                                                                  \
-      fprintf(stderr, "seed %u: line %d: %s\n", seed, __LINE__, #what);             \
-      exit(1);                                                                      \
-    }                                                                               \
-  } while (0)
-
-static void fill(Queue &q, std::vector<Cell> &cells) {
-  memset((void *)&q, 0, sizeof q);
-  for (u32 i = 0; i < cells.size(); i++) cells[i].seq = i;
-  q.space = q.size = (u32)cells.size();
-  q.cells = cells.data();
-}
 
 // A graph by rows: a chain, a star, or edges anywhere, some vertices out of reach.
 struct Graph {
@@ -87,15 +67,8 @@ static void once(u32 seed) {
     g.rings[i].slots = slots[i].data();
     fill(state.queues[i], cells[i]);
   }
-  fill(state.free_nodes, cells[2]);
-  for (u32 i = 0; i < size; i++) {
-    cells[2][i].task.first = i;
-    cells[2][i].seq = i + 1;
-  }
   // Sometimes there is no node to be had, and the block does all of it.
-  const u32 free = rand() % 4 == 0 ? 0 : size;
-  state.free_nodes.count = state.free_nodes.tail = free;
-  state.free_nodes.space = size - free;
+  fill_nodes(state.free_nodes, cells[2], rand() % 4 == 0 ? 0 : size);
   g.blocks = blocks;
   g.grain = 1 + rand() % 3;
   g.nodes = nodes.data();
@@ -123,9 +96,7 @@ static void once(u32 seed) {
     });
   // All have nothing to do, so that those who get work share it.
   while (__atomic_load_n(&state.idle, __ATOMIC_RELAXED) < blocks) sched_yield();
-  u64 *to = (u64 *)&slots[0][0], words[8];
-  memcpy(words, &s, sizeof words);
-  for (u32 i = 0; i < 8; i++) __atomic_store_n(&to[i], words[i], i < 7 ? __ATOMIC_RELAXED : __ATOMIC_RELEASE);
+  submit(&slots[0][0], s);
   for (u32 i = 0; i < 4; i++)
     while (fb_load_sys(&done[0].quads[i].seq) != 1) fb_relax();
   fb_store_sys(&control.stop, FB_STOP_NOW);
