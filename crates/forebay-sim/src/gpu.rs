@@ -183,7 +183,7 @@ impl World {
                 // Killed: nothing is given back. The next one adopts everybody, whose clients the service had written down.
                 let killed = std::mem::replace(&mut self.agent, open(&self.rm));
                 for pid in self.interactive.keys().chain(self.processes.keys()) {
-                    self.agent.expect(*pid, &killed.clients_of(*pid));
+                    self.agent.remember(*pid, &killed.clients_of(*pid));
                 }
                 std::mem::forget(killed);
                 for pid in self.interactive.clone().into_keys() {

@@ -20,7 +20,7 @@ pub trait Reach {
     fn find(&self, pid: u32, known: &HashSet<RawHandle>) -> Result<Box<dyn Grip>, Refused>;
 
     /// Clients that an earlier service found this process to have.
-    fn expect(&self, pid: u32, clients: &[RawHandle]) {
+    fn remember(&self, pid: u32, clients: &[RawHandle]) {
         let _ = (pid, clients);
     }
 

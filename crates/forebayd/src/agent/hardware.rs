@@ -94,7 +94,7 @@ impl Reach for Hardware {
         Ok(Box::new(Process { own, target, search, ledger, off: None, short: None }))
     }
 
-    fn expect(&self, pid: u32, clients: &[RawHandle]) {
+    fn remember(&self, pid: u32, clients: &[RawHandle]) {
         let search = Search { clients: clients.to_vec(), nowhere_else: false };
         self.waiting.borrow_mut().entry(pid).or_insert(Waiting { search, ..Waiting::default() });
     }

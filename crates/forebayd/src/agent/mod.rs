@@ -194,8 +194,8 @@ impl<M: Meter> Agent<M> {
     }
 
     /// Clients that an earlier service found a process to have, which is to be adopted.
-    pub fn expect(&self, pid: u32, clients: &[RawHandle]) {
-        self.reach.expect(pid, clients);
+    pub fn remember(&self, pid: u32, clients: &[RawHandle]) {
+        self.reach.remember(pid, clients);
     }
 
     /// Takes a process in, or changes its class. It is let on the GPU, whatever state it was left in.

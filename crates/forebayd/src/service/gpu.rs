@@ -67,7 +67,7 @@ impl<W: World> Service<W> {
             };
             let Some(g) = self.gpus.get_mut(gpu) else { break };
             if let Some(clients) = self.found.get(&pid) {
-                g.agent.expect(pid, clients);
+                g.agent.remember(pid, clients);
             }
             let why = match g.agent.adopt(pid, policy(class), nice.into()) {
                 Ok(()) => {
@@ -83,7 +83,8 @@ impl<W: World> Service<W> {
                     if *looks < UNFOUND_LOOKS {
                         continue;
                     }
-                    "its channels are not found, though it is on the GPU; it may be too old, then it is once it is started anew"
+                    "its channels are not found, though it is on the GPU: most likely it began long before this service; to have it \
+                     steered, start it anew"
                         .into()
                 }
                 Err(Refused::Driver(e)) => e.to_string(),
