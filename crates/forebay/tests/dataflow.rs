@@ -1,5 +1,6 @@
 //! What the dataflow model promises, each notion once.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay::hal::sim::{Model, SimDevice};
@@ -526,6 +527,75 @@ fn results_that_the_program_reads_are_sent_to_it_ahead() {
 }
 
 #[test]
+fn who_pushes_and_may_wait_issues_to_an_idle_device_himself() {
+    for mode in Mode::ALL.into_iter().filter(|m| *m != Mode::Adaptive) {
+        let sim = SimDevice::new(Model { strength: 0, ..Model::default() });
+        let rt = Runtime::builder().devices(vec![Arc::new(sim.clone())]).mode(mode).workers(1).build().unwrap();
+        let n = 100;
+        let mut g = Graph::new("device");
+        let t = g.add(affine_task("t", n, &[Kind::Sim])).unwrap();
+        let (feed, drain) = (g.feed((t, "x"), 4).unwrap(), g.drain((t, "y"), 4).unwrap());
+        let c = g.add(affine_task("c", n, &[Kind::Cpu, Kind::Sim])).unwrap();
+        let (to_cpu, from_cpu) = (g.feed((c, "x"), 4).unwrap(), g.drain((c, "y"), 4).unwrap());
+        let run = rt.start(g).unwrap();
+        let block = |v: u32| Datablock::from_slice(Template::array::<u32>([n]), &vec![v; n]).unwrap();
+        let read = |b: Datablock| b.as_slice::<u32>().unwrap()[n - 1];
+        // A task is looked at once when its graph starts, by a worker.
+        run.push(feed, block(5)).unwrap();
+        run.push(to_cpu, block(6)).unwrap();
+        assert_eq!([drain, from_cpu].map(|d| read(run.pull(d).unwrap())), [11, 13], "{mode:?}");
+
+        // The only worker is busy from now on.
+        let (begun, over) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let mut g = Graph::new("busy");
+        let (b, o) = (begun.clone(), over.clone());
+        let work = move |_: &mut forebay::Invocation<'_>| {
+            b.store(true, Ordering::Release);
+            while !o.load(Ordering::Acquire) {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+            Ok(())
+        };
+        let t = g.add(Task::new("t").input("x", word()).host(work)).unwrap();
+        let busy_feed = g.feed((t, "x"), 1).unwrap();
+        let busy = rt.start(g).unwrap();
+        // Also when something below fails: a graph's end waits for its tasks.
+        struct Over(Arc<AtomicBool>);
+        impl Drop for Over {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Release);
+            }
+        }
+        let over = Over(over);
+        push(&busy, busy_feed, 1);
+        while !begun.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        for v in 0..20 {
+            run.push(feed, block(v)).unwrap();
+            assert_eq!(read(run.try_pull(drain).unwrap()), 2 * v + 1, "{mode:?}");
+        }
+        // What the processor does, here the stronger one, is the worker's. (In the other modes the busy task has its slot.)
+        let strongest = matches!(mode, Mode::FirstAvailable | Mode::DataAware);
+        if strongest {
+            run.push(to_cpu, block(60)).unwrap();
+            assert_eq!(run.snapshot().tasks[1].by_device[0], 1, "{mode:?}");
+        }
+        // Who is not to wait leaves it to the worker.
+        run.try_push(feed, block(70)).map_err(|(_, e)| e).unwrap();
+        run.push_timeout(feed, block(71), Duration::from_secs(5)).unwrap();
+        assert_eq!(sim.launches(), 21, "{mode:?}");
+        drop(over);
+        if strongest {
+            assert_eq!(read(run.pull_timeout(from_cpu, Duration::from_secs(20)).unwrap()), 121, "{mode:?}");
+        }
+        for v in [70, 71] {
+            assert_eq!(read(run.pull_timeout(drain, Duration::from_secs(20)).unwrap()), 2 * v + 1, "{mode:?}");
+        }
+    }
+}
+
+#[test]
 fn results_that_come_back_as_inputs_stay_on_the_device() {
     let rt = Runtime::builder().devices(vec![Arc::new(SimDevice::new(Model::default()))]).build().unwrap();
     let n = 100;
@@ -720,11 +790,11 @@ fn an_idle_runtime_uses_no_cpu() {
 fn what_a_task_pushes_elsewhere_is_done_while_it_computes() {
     let t = Template::array::<u32>([1]);
     for rt in runtimes() {
-        let done = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let done = Arc::new(AtomicBool::new(false));
         let (says, hears) = (done.clone(), done.clone());
         let mut other = Graph::new("other");
         let id = other.add(Task::new("says").input("x", t).host(move |_| {
-            says.store(true, std::sync::atomic::Ordering::Release);
+            says.store(true, Ordering::Release);
             Ok(())
         }));
         let to = other.feed((id.unwrap(), "x"), 1).unwrap();
@@ -735,7 +805,7 @@ fn what_a_task_pushes_elsewhere_is_done_while_it_computes() {
             std::thread::sleep(Duration::from_millis(5));
             other.push(to, Datablock::zeroed(t)?)?;
             let begun = Instant::now();
-            while !hears.load(std::sync::atomic::Ordering::Acquire) {
+            while !hears.load(Ordering::Acquire) {
                 if begun.elapsed() > Duration::from_secs(10) {
                     return Err("nobody came".into());
                 }

@@ -16,6 +16,9 @@ use crate::transfer::{Engine, Host, Way};
 pub(crate) const DEPTH_THROUGHPUT: usize = 32;
 /// Invocations that share a fence: an event and a submission for each would cost as much as a small kernel.
 const BATCH: usize = 8;
+/// With fewer invocations in flight the program's threads issue theirs themselves; with more there is no hurry, and a worker
+/// issues several at a time.
+const AT_ONCE: usize = 2;
 /// While the oldest invocation in flight is older than this, no more than two are: what is issued far ahead of slow
 /// kernels gains no throughput and costs latency.
 const MAX_AHEAD: Duration = Duration::from_millis(2);
@@ -353,6 +356,13 @@ impl DeviceHandle {
             gate.is_quiet();
         }
         done
+    }
+
+    /// Whether an invocation that is issued now waits neither for credit nor for others that are in flight.
+    pub(crate) fn takes_at_once(&self) -> bool {
+        let may = self.account().is_none_or(Account::may);
+        let mut issue = self.lock();
+        may && matches!(issue.surplus(self.depth, self.account()), Ok(None)) && issue.in_flight.len() < AT_ONCE
     }
 
     /// Ends the issue of one invocation; waits while more than the device's depth are in flight. Invocations are fenced,

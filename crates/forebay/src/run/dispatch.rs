@@ -3,14 +3,15 @@
 //! A task in the queue is owned by the queue. Picking passes ownership, and one of the device's slots, to a job.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_hal::Direction;
 use forebay_hal::cpu::{Helpers, Job, UNKNOWN_NS, Worker};
 use forebay_policy::{Ahead, DeviceSet, MAX_PLACED, Mode, Ready, ReadyQueue, Stats, priority};
 
+use super::device::DeviceHandle;
 use super::exec;
-use super::node::{Core, EndRef, InKind, Node, Own};
+use super::node::{Core, EndRef, Imp, InKind, Node, Own};
 use super::runtime::RuntimeInner;
 use crate::block::Datablock;
 use crate::place::Situation;
@@ -123,8 +124,9 @@ impl Dispatcher {
         }
     }
 
-    /// Takes ownership of a ready task, then starts what can start.
-    pub(crate) fn enqueue(&self, core: &Core, node: &Node, own: &mut Own, worker: &Worker) {
+    /// Takes ownership of a ready task, then starts what can start. True when the caller owns it again, with a slot of its
+    /// device, to run it ([`run_here`]): only of who `may_run_it`, and only if the device takes it at once.
+    pub(crate) fn enqueue(&self, core: &Core, node: &Node, own: &mut Own, worker: &Worker, may_run_it: bool) -> bool {
         // Once the task is in the queue somebody else may run it and end the graph: only this keeps us alive.
         let runtime = core.runtime.clone();
         let near = if self.mode == Mode::DataAware { nearest(core, node, own) } else { None };
@@ -160,26 +162,28 @@ impl Dispatcher {
         let accepted = i.queue.push(ready);
         drop(i);
         if accepted {
-            self.pump(&runtime, worker);
+            self.pump(&runtime, worker, may_run_it.then_some(node))
         } else {
             // The queue is full: run it later, by way of the pool.
             // SAFETY: this thread still owns the node.
             unsafe { worker.submit_back(exec::job(node)) };
+            false
         }
     }
 
-    /// Starts ready tasks while devices are free.
-    fn pump(&self, runtime: &RuntimeInner, worker: &Worker) {
+    /// Starts ready tasks while devices are free; true if `mine` is one of them and is left to the caller, who owns it.
+    fn pump(&self, runtime: &RuntimeInner, worker: &Worker, mine: Option<&Node>) -> bool {
+        let mut left_to_caller = false;
         loop {
             let pick = {
                 let mut i = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
                 if i.queue.is_empty() {
-                    return;
+                    return left_to_caller;
                 }
                 let free = (0..i.slots.len()).filter(|&d| i.is_free(d)).fold(DeviceSet::default(), DeviceSet::with);
                 let now = runtime.now_ns();
                 let ahead = if self.mode == Mode::Adaptive { i.ahead(now) } else { Ahead::default() };
-                let Some(p) = i.queue.pick(now, free, &ahead) else { return };
+                let Some(p) = i.queue.pick(now, free, &ahead) else { return left_to_caller };
                 i.running[p.device] += 1;
                 i.now = i.now.max(p.turn);
                 let begun_ns = now.saturating_add(if p.device == 0 { 0 } else { ahead.until[p.device] });
@@ -201,6 +205,12 @@ impl Dispatcher {
             node.served.begin(pick.turn, pick.work_ns);
             let w = &node.stats.avg_wait;
             w.store(priority::decay(w.load(Ordering::Relaxed), pick.waited_ns), Ordering::Relaxed);
+            // SAFETY: as above.
+            let own = || unsafe { &*node.own.get() };
+            if mine.is_some_and(|m| std::ptr::eq(m, node)) && is_only_issued(runtime, own(), pick.device) {
+                left_to_caller = true;
+                continue;
+            }
             let job = Job { run: run_picked, data: std::ptr::from_ref(node).cast(), cost_ns: UNKNOWN_NS };
             // 0 is what something counts as that is to be found out.
             let short = (1..=SHORT_NS).contains(&pick.count_ns);
@@ -229,15 +239,37 @@ impl Dispatcher {
     }
 }
 
+/// Whether running the task on this device is to issue it, with nothing to wait for and nothing to do afterwards.
+fn is_only_issued(rt: &RuntimeInner, own: &Own, device: usize) -> bool {
+    let d = &rt.devices[device];
+    rt.dispatcher.mode != Mode::Adaptive
+        && !d.is_host()
+        && own.imps.iter().any(|(of, imp)| *of == device && matches!(imp, Imp::Kernels { .. }))
+        // Workers are counted as long as they have something to do (gate.rs, rule 4), programs' threads are not.
+        && rt.gate.as_ref().is_none_or(|g| !g.cpu().has_precedence())
+        && d.takes_at_once()
+}
+
+/// Runs a task that [`Dispatcher::enqueue`] left to this thread, one of the program's.
+pub(crate) fn run_here(node: &Node, worker: &Worker) {
+    let device = run_owned(node, worker, |node, worker| _ = exec::stand_in_line(node, worker, false));
+    // No worker runs out of work after this, which is when the rest is handed over.
+    device.flush();
+}
+
 /// # Safety
 /// `data` is a node that was picked for this job, with a slot of its device.
 unsafe fn run_picked(data: *const (), worker: &Worker) {
     // SAFETY: the job owns the node.
-    let node = unsafe { &*data.cast::<Node>() };
+    run_owned(unsafe { &*data.cast::<Node>() }, worker, exec::own);
+}
+
+/// Runs a picked task on its device, and has it looked at again by `then`.
+fn run_owned(node: &Node, worker: &Worker, then: impl FnOnce(&Node, &Worker)) -> Arc<DeviceHandle> {
     let core = node.core();
     // The runtime outlives the node's being owned, but not necessarily this function.
     let runtime = core.runtime.clone();
-    // SAFETY: as above.
+    // SAFETY: this thread owns the node.
     let own = unsafe { &mut *node.own.get() };
     let (device, running) = (own.device, own.running);
     // Others can run on this worker's other picks while a device is being waited for.
@@ -251,9 +283,10 @@ unsafe fn run_picked(data: *const (), worker: &Worker) {
     }
     // The task stands in line again, if it can, before the next one is picked: a high priority must not lose its turn to
     // the moment in which it is between two invocations.
-    exec::own(node, worker);
+    then(node, worker);
     runtime.dispatcher.release(device, running);
-    runtime.dispatcher.pump(&runtime, worker);
+    runtime.dispatcher.pump(&runtime, worker, None);
+    runtime.devices[device].clone()
 }
 
 /// Calls `f` with each input of a ready task and the datablock that is there.

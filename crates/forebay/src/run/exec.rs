@@ -38,12 +38,13 @@ pub(crate) fn own(node: &Node, worker: &Worker) {
         let cost = node.stats.cost_ns.load(Ordering::Relaxed);
         gate.begin(&core.runtime.pool, cost, || core.stopping())
     });
-    if node.managed { stand_in_line(node, worker) } else { look_after(core, node, worker) }
+    if node.managed { _ = stand_in_line(node, worker, false) } else { look_after(core, node, worker) }
 }
 
-/// As [`own`], for a managed task, by whatever thread: all that comes of it is that it stands in line, if it can run.
+/// As [`own`], for a managed task, by whatever thread: all that comes of it is that it stands in line, if it can run. True
+/// when it is its turn already and the caller, who `may_run_it`, is to do so ([`super::dispatch::run_here`]).
 #[inline(never)]
-pub(crate) fn stand_in_line(node: &Node, worker: &Worker) {
+pub(crate) fn stand_in_line(node: &Node, worker: &Worker, may_run_it: bool) -> bool {
     let core = node.core();
     let mut seen = node.notify.seen();
     loop {
@@ -52,11 +53,11 @@ pub(crate) fn stand_in_line(node: &Node, worker: &Worker) {
             let own = unsafe { &mut *node.own.get() };
             if (!own.holding || deliver(core, node, own, worker)) && ready(core, node, own) {
                 node.stats.state.store(1, Ordering::Relaxed);
-                return core.runtime.dispatcher.enqueue(core, node, own, worker);
+                return core.runtime.dispatcher.enqueue(core, node, own, worker, may_run_it);
             }
         }
         match node.notify.release(seen) {
-            Ok(()) => return,
+            Ok(()) => return false,
             Err(now) => seen = now,
         }
     }

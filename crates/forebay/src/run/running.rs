@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use forebay_hal::Geometry;
 use forebay_hal::cpu::on_worker;
 
-use super::exec;
 use super::node::{Chan, Core, EndRef, Node};
 use super::trace::{CopySpan, Recording, Span};
+use super::{dispatch, exec};
 use crate::block::Datablock;
 use crate::error::{Error, Result};
 use crate::graph::{Drain, Feed, TaskId};
@@ -208,11 +208,16 @@ impl Running {
         Some(Ok(()))
     }
 
-    /// Has a task stand in line at once: workers may be busy for long, and the device that it goes to idle. The graph lives
+    /// Has a task stand in line at once: workers may be busy for long, and the device that it goes to idle. What a device
+    /// takes at once is issued here, if this thread `may_issue`: a worker would have to be woken for it. The graph lives
     /// while a task is owned.
-    fn stand_in_line(&self, woken: Option<&Node>) {
+    fn stand_in_line(&self, woken: Option<&Node>, may_issue: bool) {
         if let Some(node) = woken {
-            self.core.runtime.pool.helping(|w| exec::stand_in_line(node, w));
+            self.core.runtime.pool.helping(|w| {
+                if exec::stand_in_line(node, w, may_issue && !on_worker()) {
+                    dispatch::run_here(node, w);
+                }
+            });
         }
     }
 
@@ -258,14 +263,15 @@ impl Running {
             || c.ring.len() < c.ring.capacity(),
             |s| self.attempt_push(c, s.closed, &mut block, &mut woken),
         );
-        self.stand_in_line(woken);
+        self.stand_in_line(woken, until.is_none());
         done.unwrap_or_else(|| {
             let waited = begun.map_or(Duration::ZERO, |b| b.elapsed());
             Err(Error::WouldBlock { what: "no room at", port: self.port_of(feed.0), waited })
         })
     }
 
-    /// Pushes a datablock; waits while the channel is full.
+    /// Pushes a datablock; waits while the channel is full. If a task on an idle device has all its inputs then, its commands
+    /// are issued by this thread.
     ///
     /// # Errors
     /// A block that does not fit, a graph that is not running, or the error that ended it.
@@ -297,7 +303,7 @@ impl Running {
             let s = host.lock();
             self.attempt_push(c, s.closed, &mut block, &mut woken)
         };
-        self.stand_in_line(woken);
+        self.stand_in_line(woken, false);
         let e = match result {
             Some(Ok(())) => return Ok(()),
             Some(Err(e)) => e,
@@ -325,7 +331,7 @@ impl Running {
             }
             let mut woken = None;
             let done = host.poll(cx.waker(), |s| self.attempt_push(c, s.closed, &mut block, &mut woken));
-            self.stand_in_line(woken);
+            self.stand_in_line(woken, false);
             done
         })
     }
