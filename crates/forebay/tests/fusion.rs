@@ -291,6 +291,23 @@ fn memory_inside_a_region_is_used_again() {
     }
     drop(run);
     assert_eq!(sim.allocated(), 0);
+
+    // What shares memory waits for each other: branches do not.
+    let mut g = Graph::new("wide");
+    let top = g.add(mixer(0, 1, false, true)).unwrap();
+    let join = g.add(mixer(1, 4, false, true)).unwrap();
+    for branch in 0..4 {
+        let ids: Vec<TaskId> = (0..10).map(|i| g.add(mixer(2 + 10 * branch + i, 1, false, true)).unwrap()).collect();
+        ids.windows(2).for_each(|w| g.connect((w[0], "o"), (w[1], "i0")).unwrap());
+        g.connect((top, "o"), (ids[0], "i0")).unwrap();
+        g.connect((ids[9], "o"), (join, &format!("i{branch}"))).unwrap();
+    }
+    let (f, d) = (g.feed((top, "i0"), 1).unwrap(), g.drain((join, "o"), 1).unwrap());
+    let run = rt.start(g).unwrap();
+    run.push(f, Datablock::from_slice(words(), &[1u64; N]).unwrap()).unwrap();
+    run.pull(d).unwrap().as_slice::<u64>().unwrap();
+    // In, out, the one that all branches read, and two that alternate in each branch.
+    assert_eq!(sim.allocated(), 11 * 8 * N as u64);
 }
 
 const KERNELS: &str = "KERNEL void affine(GLOBAL const uint *x, GLOBAL uint *y, uint n) {

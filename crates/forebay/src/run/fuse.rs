@@ -1,7 +1,7 @@
 //! Fusion: a static region that can run on one accelerator only becomes one task with many launches.
 //!
 //! The device then gets a region as one list ([`forebay_hal::Queue::launch_list`]), which CUDA replays as a graph, and
-//! blocks inside a region are scratch memory with fixed addresses. Rules:
+//! blocks inside a region are scratch memory with fixed addresses ([`super::scratch`]). Rules:
 //! 1. A member runs on exactly one device, an accelerator, by kernels; it has at least one input, only Input and Sticky
 //!    ports, and no iteration groups. Everything about one invocation is known beforehand, save the geometry.
 //! 2. A channel inside a region has no predicate, does not end in a Sticky port, and is the only one from its port if
@@ -17,6 +17,7 @@ use std::collections::HashMap;
 use forebay_hal::Kind;
 
 use super::exec::MAX_ARGS;
+use super::scratch::{self, Need};
 use crate::graph::task::{InPort, OutPort};
 use crate::graph::{Arg, Channel, End, Impl, Launch, MAX_PORTS, PortKind, Predicate, Task};
 use crate::template::Template;
@@ -219,12 +220,18 @@ impl<'a> Planner<'a> {
         entering > 0 && leaving <= MAX_PORTS
     }
 
+    /// Positions of the members whose data `m` uses.
+    fn before(&self, m: usize, position: &HashMap<usize, usize>) -> Vec<usize> {
+        let makers = self.g.into[m].iter().flatten().filter_map(|&c| ends(&self.g.channels[c as usize]));
+        makers.filter_map(|((a, _), _)| position.get(&a).copied()).collect()
+    }
+
     fn merge(&self, members: Vec<u32>) -> Fused {
         let mut merge = Merge::new(self, &members);
         for (at, &m) in members.iter().enumerate() {
             merge.place_values(at, m as usize);
         }
-        merge.place_scratch(members.len());
+        merge.place_scratch(&members);
         let launches = members.iter().flat_map(|&m| merge.launches(m as usize)).collect();
         merge.finish(members, launches)
     }
@@ -238,9 +245,8 @@ struct Value {
     /// `task.port` of the last step, and the channels that leave from there.
     name: String,
     leaving: Vec<u32>,
-    /// First and last member that uses it, by position.
-    from: usize,
-    until: usize,
+    /// Members that use it, by position; the first one makes it.
+    users: Vec<usize>,
     /// Its scratch memory, if it is no output.
     scratch: Option<usize>,
 }
@@ -292,7 +298,7 @@ impl<'a> Merge<'a> {
         let task = &g.tasks[m];
         for (i, port) in task.inputs.iter().enumerate() {
             match self.incoming(m, i) {
-                Some(v) => self.values[v].until = at,
+                Some(v) => self.values[v].users.push(at),
                 None => {
                     self.input_at.insert((m, i), self.inputs.len());
                     self.into.push(g.into[m][i]);
@@ -306,13 +312,13 @@ impl<'a> Merge<'a> {
             let v = match port.from_input.map(|i| (i, self.incoming(m, i))) {
                 Some((_, Some(v))) => {
                     let value = &mut self.values[v];
-                    (value.name, value.leaving, value.until) = (name, leaving, at);
+                    (value.name, value.leaving) = (name, leaving);
                     v
                 }
                 begins => {
                     let begins = begins.and_then(|(i, _)| self.input_at.get(&(m, i)).copied());
                     let template = port.template;
-                    self.values.push(Value { template, begins, name, leaving, from: at, until: at, scratch: None });
+                    self.values.push(Value { template, begins, name, leaving, users: vec![at], scratch: None });
                     self.values.len() - 1
                 }
             };
@@ -320,40 +326,23 @@ impl<'a> Merge<'a> {
         }
     }
 
-    /// Gives memory to what stays inside, and to the members' own scratch; what is no longer needed is used again.
-    fn place_scratch(&mut self, members: usize) {
-        let mut by_start: Vec<Vec<usize>> = vec![Vec::new(); members];
-        for (v, value) in self.values.iter().enumerate() {
-            if value.leaving.is_empty() && value.begins.is_none() {
-                by_start[value.from].push(v);
-            }
-        }
-        let task_at: HashMap<usize, usize> = self.inside.iter().map(|(&t, &at)| (at, t)).collect();
-        let mut free: HashMap<usize, Vec<usize>> = HashMap::new();
-        let mut ending: Vec<Vec<usize>> = vec![Vec::new(); members];
-        for at in 0..members {
-            let mut take = |bytes: usize, until: usize, ending: &mut Vec<Vec<usize>>| {
-                let s = free.get_mut(&bytes).and_then(Vec::pop).unwrap_or_else(|| {
-                    self.scratch.push(bytes);
-                    self.scratch.len() - 1
-                });
-                ending[until].push(s);
-                s
-            };
-            for &v in &by_start[at] {
-                let s = take(self.values[v].template.bytes(), self.values[v].until, &mut ending);
-                self.values[v].scratch = Some(s);
-            }
-            if let Some(&m) = task_at.get(&at) {
-                for (n, (_, bytes)) in self.p.g.tasks[m].scratch.iter().enumerate() {
-                    let s = take(*bytes, at, &mut ending);
-                    self.own_scratch.insert((m, n), s);
-                }
-            }
-            for s in ending[at].drain(..) {
-                free.entry(self.scratch[s]).or_default().push(s);
-            }
-        }
+    /// Gives memory to what stays inside, and to the members' own scratch.
+    fn place_scratch(&mut self, members: &[u32]) {
+        let inside = |v: &&mut Value| v.leaving.is_empty() && v.begins.is_none();
+        let own = members.iter().enumerate().flat_map(|(at, &m)| {
+            let scratch = self.p.g.tasks[m as usize].scratch.iter().enumerate();
+            scratch.map(move |(n, (_, bytes))| ((m as usize, n), Need { bytes: *bytes, users: vec![at] }))
+        });
+        let (own, own_needs): (Vec<_>, Vec<_>) = own.unzip();
+        let mut values: Vec<&mut Value> = self.values.iter_mut().filter(inside).collect();
+        let of_value = |v: &&mut Value| Need { bytes: v.template.bytes(), users: v.users.clone() };
+        let needs: Vec<Need> = values.iter().map(of_value).chain(own_needs).collect();
+        let before: Vec<Vec<usize>> = members.iter().map(|&m| self.p.before(m as usize, &self.inside)).collect();
+        let placed = scratch::place(&before, &needs);
+        let (of_values, of_members) = placed.piece.split_at(values.len());
+        values.iter_mut().zip(of_values).for_each(|(v, &s)| v.scratch = Some(s));
+        self.own_scratch = own.into_iter().zip(of_members.iter().copied()).collect();
+        self.scratch = placed.bytes;
     }
 
     fn scratch_name(s: usize) -> String {

@@ -11,6 +11,7 @@ mod notify;
 mod ring;
 mod running;
 mod runtime;
+mod scratch;
 mod trace;
 
 pub use running::{ChannelStats, GraphState, Running, Snapshot, TaskStats};
