@@ -4,14 +4,19 @@
 //! changes with every push and pop, so that a pop that was overtaken notices (no ABA); the tag has 16 bits, which a
 //! pop would have to sleep through exactly, with the same block on top again.
 //!
+//! A block that comes back while a device still copies from its host view is lent: whoever had it next would wait for the
+//! device before writing (views.rs, rule 4), and a program that pushes item after item could not be ahead of the device. Lent
+//! blocks wait in line, a few of them, before one is handed out that is still read.
+//!
 //! Life: the owner (graph) and every block hold one count each. [`Pool::close`] is called by the owner, after the last
 //! acquire; it swaps the stack for a mark, in one step with taking what is in it, so a block that returns either is in
-//! what was taken or sees the mark and is freed at once. After its push a returning block does not touch the pool. The
+//! what was taken or sees the mark and is freed at once; the same holds for the line, under its lock. After its push a returning block does not touch the pool. The
 //! last count frees the pool.
 
+use std::collections::VecDeque;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forebay_hal::cpu::HostMemory;
 use forebay_hal::{Buffer, Device};
@@ -24,10 +29,17 @@ const ADDRESS_BITS: u32 = 48;
 const ADDRESS: u64 = (1 << ADDRESS_BITS) - 1;
 /// Stands in the place of the topmost block once the pool is closed.
 const CLOSED: u64 = ADDRESS;
+/// Lent blocks before the first of them is handed out whoever still reads it: as many as that many bytes hold, within limits.
+/// One that is filled, one that waits and one that the device works on are the least that keeps both sides busy.
+const LENT_BYTES: usize = 4 << 20;
+const LENT: std::ops::RangeInclusive<usize> = 3..=16;
 
 pub(crate) struct Pool {
     template: Template,
     head: AtomicU64,
+    lent: Mutex<Lent>,
+    /// Length of the line, so that nobody asks the lock in vain.
+    lent_len: AtomicUsize,
     /// Blocks that exist, free or not, plus one for the owner.
     count: AtomicUsize,
     /// The last block that came from a device was read on the host (views.rs, rule 5).
@@ -38,6 +50,16 @@ pub(crate) struct Pool {
     pinned: Option<Arc<dyn Device>>,
 }
 
+/// Free blocks that devices may still copy from, in the order in which they came.
+#[derive(Default)]
+struct Lent {
+    line: VecDeque<NonNull<Inner>>,
+    closed: bool,
+}
+
+// SAFETY: blocks may be sent to other threads, and those in the line are the line's alone.
+unsafe impl Send for Lent {}
+
 impl Pool {
     pub(crate) fn bytes(&self) -> usize {
         self.template.bytes()
@@ -47,6 +69,8 @@ impl Pool {
         NonNull::from(Box::leak(Box::new(Pool {
             template,
             head: AtomicU64::new(0),
+            lent: Mutex::default(),
+            lent_len: AtomicUsize::new(0),
             count: AtomicUsize::new(1),
             read_on_host: AtomicBool::new(false),
             used_on_device: AtomicBool::new(false),
@@ -66,7 +90,7 @@ impl Pool {
     /// A block with unspecified bytes, no marks and no metadata.
     #[inline]
     pub(crate) fn acquire(&self) -> Datablock {
-        match self.pop() {
+        match self.take() {
             Some(p) => {
                 // SAFETY: a block in the stack has no handle; popping makes us its only user.
                 let i = unsafe { p.as_ref() };
@@ -78,6 +102,44 @@ impl Pool {
                 Datablock::fresh(self.template, self)
             }
         }
+    }
+
+    #[inline]
+    fn take(&self) -> Option<NonNull<Inner>> {
+        match self.pop() {
+            None if self.lent_len.load(Ordering::Relaxed) != 0 => self.take_lent(),
+            other => other,
+        }
+    }
+
+    /// The first in line if nobody reads it any more, or if the line is long enough.
+    #[cold]
+    fn take_lent(&self) -> Option<NonNull<Inner>> {
+        let mut lent = self.lent();
+        let most = (LENT_BYTES / self.bytes().max(1)).clamp(*LENT.start(), *LENT.end());
+        let first = *lent.line.front()?;
+        // SAFETY: a block in the line has no handle, and is taken out of it under the lock.
+        if lent.line.len() < most && unsafe { first.as_ref() }.is_read_by_a_device() {
+            return None;
+        }
+        lent.line.pop_front();
+        self.lent_len.store(lent.line.len(), Ordering::Relaxed);
+        Some(first)
+    }
+
+    /// False when the pool is closed; the block is then still the caller's.
+    fn lend(&self, p: NonNull<Inner>) -> bool {
+        let mut lent = self.lent();
+        if !lent.closed {
+            lent.line.push_back(p);
+            self.lent_len.store(lent.line.len(), Ordering::Relaxed);
+        }
+        !lent.closed
+    }
+
+    /// Lock rank: before a block's views.
+    fn lent(&self) -> MutexGuard<'_, Lent> {
+        self.lent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn pop(&self) -> Option<NonNull<Inner>> {
@@ -128,6 +190,16 @@ impl Pool {
             }
             n += 1;
         }
+        let line = {
+            let mut lent = p.lent();
+            lent.closed = true;
+            std::mem::take(&mut lent.line)
+        };
+        for block in line {
+            // SAFETY: the line was taken whole; its blocks have no handles.
+            drop(unsafe { Box::from_raw(block.as_ptr()) });
+            n += 1;
+        }
         // SAFETY: the drained blocks' counts and the owner's.
         unsafe { release(pool, n + 1) };
     }
@@ -169,9 +241,10 @@ pub(super) unsafe fn recycle(p: NonNull<Inner>) {
         i.has_meta.store(false, Ordering::Relaxed);
         *i.meta.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
-    i.leave_devices();
-    // SAFETY: the block's own count keeps the pool alive until the block is in the stack or freed.
-    if !unsafe { pool.as_ref() }.push(p) {
+    let lent = i.leave_devices();
+    // SAFETY: the block's own count keeps the pool alive until the block is in the stack, in the line or freed.
+    let home = unsafe { pool.as_ref() };
+    if !(if lent { home.lend(p) } else { home.push(p) }) {
         // SAFETY: the pool is closed, so the block is ours: free it and give up its count.
         unsafe {
             drop(Box::from_raw(p.as_ptr()));
@@ -183,6 +256,8 @@ pub(super) unsafe fn recycle(p: NonNull<Inner>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::run::device::{DEPTH_THROUGHPUT, DeviceHandle};
+    use forebay_hal::sim::{Model, SimDevice};
 
     #[test]
     fn blocks_come_back_and_outlive_the_owner() {
@@ -200,6 +275,45 @@ mod tests {
         // SAFETY: nothing is acquired after this.
         unsafe { Pool::close(pool) };
         drop((b, c));
+    }
+
+    /// What a device copies from is not waited for as long as there are few such blocks.
+    #[test]
+    fn who_fills_block_after_block_is_ahead_of_the_device() {
+        let sim = SimDevice::new(Model::default());
+        let d = DeviceHandle::new(1, Arc::new(sim.clone()), DEPTH_THROUGHPUT).unwrap();
+        for (elements, most) in [(8usize, 16), (1 << 20, 4), (2 << 20, 3)] {
+            let pool = Pool::new(Template::array::<u8>([elements]), None);
+            // SAFETY: not closed yet.
+            let p = unsafe { pool.as_ref() };
+            let mut addresses = Vec::new();
+            for _ in 0..3 * most {
+                let now = sim.now();
+                let mut b = p.acquire();
+                b.assign(&vec![1u8; elements]).unwrap();
+                b.read_on(&d).unwrap();
+                d.flush();
+                // Nobody looks at the virtual clock but who waits.
+                let waited = sim.now() != now;
+                assert_eq!(waited, addresses.len() >= most, "at block {}", addresses.len());
+                addresses.push(b.0);
+            }
+            let distinct: std::collections::HashSet<_> = addresses.iter().collect();
+            assert_eq!(distinct.len(), most);
+            // What the device has done with comes back first.
+            d.finish().unwrap();
+            let now = sim.now();
+            p.acquire().assign(&vec![2u8; elements]).unwrap();
+            assert_eq!(sim.now(), now);
+            let kept = p.acquire();
+            // SAFETY: nothing is acquired after this.
+            unsafe { Pool::close(pool) };
+            kept.read_on(&d).unwrap();
+            drop(kept);
+        }
+        d.finish().unwrap();
+        drop(d);
+        assert_eq!(forebay_hal::Device::allocated(&sim), 0);
     }
 
     #[test]

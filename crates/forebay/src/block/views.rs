@@ -177,20 +177,25 @@ impl Inner {
         self.fast.store(fast, Ordering::Release);
     }
 
-    /// Rule 6; the caller is the block's only user.
+    /// Rule 6; the caller is the block's only user. Whether devices may still copy from its host view.
     #[inline]
-    pub(super) fn leave_devices(&self) {
-        if self.fast.load(Ordering::Relaxed) & ON_DEVICE != 0 {
-            self.leave_devices_slowly();
-        }
+    pub(super) fn leave_devices(&self) -> bool {
+        self.fast.load(Ordering::Relaxed) & ON_DEVICE != 0 && self.leave_devices_slowly()
     }
 
     #[cold]
-    fn leave_devices_slowly(&self) {
+    fn leave_devices_slowly(&self) -> bool {
         let mut v = self.views.lock().unwrap_or_else(PoisonError::into_inner);
         v.devices.clear();
         v.left = false;
         self.publish(&v);
+        !v.host_readers.is_empty()
+    }
+
+    /// Whether a device copies from the host view, as far as that can be told at once.
+    pub(super) fn is_read_by_a_device(&self) -> bool {
+        let v = self.views.lock().unwrap_or_else(PoisonError::into_inner);
+        v.host_readers.iter().any(|(d, fence)| !d.has_reached(*fence))
     }
 
     /// Makes the host view valid, copying from a device if need be (rule 2).

@@ -240,6 +240,12 @@ impl DeviceHandle {
         self.has_lent.store(!lent.is_empty(), Ordering::Release);
     }
 
+    /// Whether a fence is known to have been reached; who uses the queue, and what has no fence yet, is not waited for.
+    pub(crate) fn has_reached(&self, fence: Fence) -> bool {
+        let Ok(mut issue) = self.queue.try_lock() else { return false };
+        fence <= issue.last && issue.queue.done(fence).unwrap_or(true)
+    }
+
     /// Whether a fence has been reached, or the device has failed.
     fn is_done(&self, fence: Fence) -> bool {
         let mut issue = self.lock();
