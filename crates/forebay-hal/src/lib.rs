@@ -194,6 +194,11 @@ pub trait Device: Send + Sync {
         usize::MAX
     }
 
+    /// Whether kernels of one queue that share no memory run side by side.
+    fn kernels_beside(&self) -> bool {
+        false
+    }
+
     /// Whether its queues replay lists of kernels ([`Queue::launch_list`]) instead of launching one by one.
     fn replays(&self) -> bool {
         false

@@ -329,6 +329,25 @@ fn portable(name: &str, entry: &str, inputs: &[&str], kind: Kind) -> Task {
     task.kernels(kind, [Launch::new(Source::Portable(KERNELS.into()), entry, args)])
 }
 
+#[test]
+fn where_kernels_run_side_by_side_an_invocation_has_other_memory_than_the_one_before() {
+    let (devices, why) = forebay::hal::discover(&[Kind::OpenCl]);
+    let Some(d) = devices.into_iter().find(|d| d.kernels_beside()) else { return eprintln!("skipped: {why:?}") };
+    let rt = Runtime::builder().devices(vec![d.clone()]).build().unwrap();
+    let mut g = Graph::new("chain");
+    let ids = ["a", "b", "c", "d"].map(|n| g.add(portable(n, "affine", &["x"], Kind::OpenCl)).unwrap());
+    ids.windows(2).for_each(|w| g.connect((w[0], "y"), (w[1], "x")).unwrap());
+    let (feed, drain) = (g.feed((ids[0], "x"), 1).unwrap(), g.drain((ids[3], "y"), 1).unwrap());
+    let before = d.allocated();
+    let run = rt.start(g).unwrap();
+    // Two pieces alternate inside, and invocations alternate between two of each.
+    assert_eq!(d.allocated() - before, 4 * 4000);
+    for v in 0..10u32 {
+        run.push(feed, Datablock::from_slice(Template::array::<u32>([1000]), &[v; 1000]).unwrap()).unwrap();
+        assert_eq!(run.pull(drain).unwrap().as_slice::<u32>().unwrap(), [16 * v + 15; 1000]);
+    }
+}
+
 /// A diamond on a real device: two ways from one block, joined, over and over with other blocks.
 fn diamond(kind: Kind) {
     let rt = match Runtime::builder().only(kind) {

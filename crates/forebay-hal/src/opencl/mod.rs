@@ -424,6 +424,10 @@ impl Device for ClDevice {
         if self.free_queues && self.info.is_cpu && self.info.compute_units > 1 { 0 } else { usize::MAX }
     }
 
+    fn kernels_beside(&self) -> bool {
+        self.free_queues && self.info.compute_units > 1
+    }
+
     fn allocated(&self) -> u64 {
         self.context.allocated.load(Ordering::Relaxed)
     }

@@ -557,8 +557,10 @@ fn dispatch(
             d.invocations.fetch_add(1, Ordering::Relaxed);
             Ok(())
         }
-        Imp::Kernels { launches, scratch, reads, writes, recorded } => {
+        Imp::Kernels { launches, scratch, next, reads, writes, recorded } => {
             let d = &core.runtime.devices[device];
+            let scratch = &scratch[*next % scratch.len()];
+            *next = next.wrapping_add(1);
             for (i, b) in ins.iter().enumerate() {
                 in_buffers[i] = match b {
                     Some(b) if *reads & 1 << i != 0 => Some(b.read_on(d)?),

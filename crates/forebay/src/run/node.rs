@@ -199,7 +199,10 @@ pub(crate) enum Imp {
     Host(Work),
     Kernels {
         launches: Box<[KLaunch]>,
-        scratch: Box<[Buffer]>,
+        /// Sets of scratch memory, and which is next: where kernels run side by side, an invocation need not wait for the
+        /// memory of the one before.
+        scratch: Few<Box<[Buffer]>>,
+        next: usize,
         reads: u64,
         writes: u64,
         recorded: Recorded,

@@ -21,6 +21,7 @@ use super::host::HostEnd;
 use super::node::{Chan, Core, EndRef, Few, Imp, In, InKind, KArg, KLaunch, Node, Out, PoolRef, Trim};
 use super::ring::Ring;
 use super::running::{GraphState, Running};
+use super::scratch::MAX_APART;
 use super::trace::{Copies, CopySpan, TRACE_VARIABLE, Trace, monotonic_ns};
 use crate::block::Pool;
 use crate::error::{Error, Result};
@@ -505,12 +506,20 @@ impl Runtime {
                         all.any(|a| matches!(a, KArg::Scratch(s) if *s as usize == i))
                     };
                     let sizes = scratch.iter().enumerate().map(|(i, (_, bytes))| if used(i) { *bytes } else { 0 });
-                    let scratch = sizes.map(|bytes| d.buffer(bytes)).collect::<Result<_, _>>()?;
+                    let sizes: Vec<usize> = sizes.collect();
+                    let set = || sizes.iter().map(|bytes| d.buffer(*bytes)).collect::<Result<Box<[_]>, _>>();
+                    let mut scratch: Few<_> = Few::from_iter([set()?]);
+                    let total = sizes.iter().fold(0usize, |sum, b| sum.saturating_add(*b));
+                    if d.device.kernels_beside() && (1..=MAX_APART).contains(&total) {
+                        // Without room for it, one does.
+                        scratch.extend(set().ok());
+                    }
                     imps.push((
                         d.index,
                         Imp::Kernels {
                             launches: compiled.into(),
                             scratch,
+                            next: 0,
                             reads,
                             writes,
                             recorded: Recorded::default(),

@@ -8,9 +8,9 @@
 
 use std::collections::HashMap;
 
-/// Bytes of a region that may be spent on keeping branches apart: an item of megabytes in dozens of branches, and little beside
+/// Bytes of a region that may be spent on keeping branches apart, and one invocation from the next: an item of megabytes in dozens of branches, and little beside
 /// an accelerator's memory.
-const MAX_APART: usize = 256 << 20;
+pub(crate) const MAX_APART: usize = 256 << 20;
 /// Free pieces of a size that are looked at, the latest first.
 const LOOKS: usize = 64;
 
