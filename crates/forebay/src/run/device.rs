@@ -77,10 +77,11 @@ pub(crate) struct Issue {
 }
 
 /// Memory that waits for another use. Small memory is taken at once again, so that an item's addresses are those of the
-/// one before. Memory whose copies run beside kernels takes turns: the next item is copied into one piece while the last
-/// one's kernels read the other.
+/// one before. Memory whose copies run beside kernels takes turns: the next item is copied into other pieces while the last
+/// one's kernels read theirs, and the one after that has those of the first again, in the same order.
 struct Spare<B> {
-    by_size: HashMap<usize, VecDeque<B>>,
+    /// With the number of invocations that had been issued when they came.
+    by_size: HashMap<usize, VecDeque<(B, u64)>>,
     /// Sizes from which on pieces take turns.
     beside: usize,
 }
@@ -90,19 +91,22 @@ impl<B> Spare<B> {
         Spare { by_size: HashMap::new(), beside }
     }
 
-    fn take(&mut self, bytes: usize) -> Option<B> {
+    /// `issued`: invocations so far.
+    fn take(&mut self, bytes: usize, issued: u64) -> Option<B> {
         let same = self.by_size.get_mut(&bytes)?;
-        match bytes >= self.beside {
-            true if same.len() < 2 => None,
+        let taken = match bytes >= self.beside {
+            // Not what the latest one used.
+            true if same.front().is_some_and(|(_, came)| *came >= issued) => None,
             true => same.pop_front(),
             false => same.pop_back(),
-        }
+        };
+        taken.map(|(b, _)| b)
     }
 
-    fn put(&mut self, bytes: usize, b: B) {
+    fn put(&mut self, bytes: usize, b: B, issued: u64) {
         let same = self.by_size.entry(bytes).or_default();
         if same.len() < MAX_SPARE {
-            same.push_back(b);
+            same.push_back((b, issued));
         }
     }
 }
@@ -151,7 +155,7 @@ impl DeviceHandle {
         if self.has_lent.load(Ordering::Acquire) {
             self.take_back();
         }
-        if let Some(b) = self.spare().take(bytes) {
+        if let Some(b) = self.spare().take(bytes, self.invocations.load(Ordering::Relaxed)) {
             return Ok(b);
         }
         let mapped = Direction::ALL.into_iter().any(|d| self.is_for_the_processor(d, bytes));
@@ -219,7 +223,7 @@ impl DeviceHandle {
     /// Takes memory back for the next one who needs that size, once these devices have copied from it.
     pub(crate) fn give_back_after(&self, b: Buffer, readers: Vec<(Arc<DeviceHandle>, Fence)>) {
         if readers.is_empty() {
-            self.spare().put(b.len(), b);
+            self.spare().put(b.len(), b, self.invocations.load(Ordering::Relaxed));
         } else {
             let mut lent = self.lent.lock().unwrap_or_else(PoisonError::into_inner);
             lent.push((b, readers));
@@ -233,7 +237,7 @@ impl DeviceHandle {
         lent.retain_mut(|(b, readers)| {
             readers.retain(|(d, fence)| !d.is_done(*fence));
             if readers.is_empty() {
-                self.spare().put(b.len(), b.clone());
+                self.spare().put(b.len(), b.clone(), self.invocations.load(Ordering::Relaxed));
             }
             !readers.is_empty()
         });
@@ -479,16 +483,20 @@ mod tests {
     fn small_memory_is_used_again_at_once_and_large_memory_takes_turns() {
         let mut spare = Spare::new(100);
         let mut made = 0;
-        // As a pipeline does: each item's memory comes back before the next one's is taken.
-        let mut next = |spare: &mut Spare<u32>, bytes| {
-            let b = spare.take(bytes).unwrap_or_else(|| {
-                made += 1;
-                made
+        // As a pipeline does: three of a size for each item, which come back when it has been issued.
+        let mut item = |spare: &mut Spare<u32>, bytes, issued: u64| {
+            let all = [(); 3].map(|()| {
+                spare.take(bytes, issued).unwrap_or_else(|| {
+                    made += 1;
+                    made
+                })
             });
-            spare.put(bytes, b);
-            b
+            all.map(|b| spare.put(bytes, b, issued + 1));
+            all
         };
-        assert_eq!([(); 4].map(|()| next(&mut spare, 99)), [1, 1, 1, 1]);
-        assert_eq!([(); 5].map(|()| next(&mut spare, 100)), [2, 3, 2, 3, 2]);
+        let small = [0, 1, 2].map(|i| item(&mut spare, 99, i));
+        assert!(small.iter().all(|of| of.iter().all(|b| (1..=3).contains(b))), "{small:?}");
+        let large = [3, 4, 5, 6].map(|i| item(&mut spare, 100, i));
+        assert_eq!(large, [[4, 5, 6], [7, 8, 9], [4, 5, 6], [7, 8, 9]]);
     }
 }
