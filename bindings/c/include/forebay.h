@@ -24,6 +24,18 @@
 // A mistake inside Forebay.
 #define FOREBAY_INTERNAL 5
 
+// Mark of the first block of a stream.
+#define FOREBAY_BEGIN_STREAM 1
+
+// Mark of the last block of a stream.
+#define FOREBAY_END_STREAM 2
+
+// Mark of what the first invocation of a group made.
+#define FOREBAY_BEGIN_ITERATION 4
+
+// Mark of what the last invocation of a group made.
+#define FOREBAY_END_ITERATION 8
+
 // Bytes of a task's result.
 #define FOREBAY_RESULT 40
 
@@ -111,6 +123,15 @@ int32_t forebay_block_data_mut(forebay_block *block, void **data, size_t *len);
 // How many elements it has, of records and bytes.
 int32_t forebay_block_records(const forebay_block *block, size_t *n);
 
+// Its marks, which predicates go by.
+int32_t forebay_block_signals(const forebay_block *block, uint32_t *signals);
+
+// Sets its marks; tasks pass those of streams from their inputs to their outputs.
+int32_t forebay_block_set_signals(forebay_block *block, uint32_t signals);
+
+// Waits until its bytes are made, wherever that is; whoever reads them waits of himself.
+int32_t forebay_block_wait(const forebay_block *block);
+
 // Another handle to the same block, for pushing it to several places. Neither can be written then.
 int32_t forebay_block_share(const forebay_block *block, forebay_block **other);
 
@@ -132,6 +153,14 @@ int32_t forebay_graph_add(forebay_graph *graph, forebay_task *task);
 // Connects an output port with an input port, "blur.y" with "edges.x", by a channel of this capacity.
 int32_t forebay_graph_connect(forebay_graph *graph, const char *from, const char *to, size_t capacity);
 
+// As forebay_graph_connect, with a predicate: "only MARK", "unless MARK", "open-from MARK" or "close-after MARK", the mark being
+// "begin-stream", "end-stream", "begin-iteration" or "end-iteration". Blocks that do not pass are dropped.
+int32_t forebay_graph_connect_when(forebay_graph *graph,
+                                   const char *from,
+                                   const char *to,
+                                   size_t capacity,
+                                   const char *when);
+
 // Makes a channel into which the program pushes. Feeds are numbered from 0, in the order in which they are made; those of a
 // graph file as they stand there.
 int32_t forebay_graph_feed(forebay_graph *graph,
@@ -141,6 +170,13 @@ int32_t forebay_graph_feed(forebay_graph *graph,
 
 // Makes a channel from which the program pulls; numbered as feeds are.
 int32_t forebay_graph_drain(forebay_graph *graph, const char *from, size_t capacity, uint32_t *drain);
+
+// As forebay_graph_drain, with a predicate as forebay_graph_connect_when has them.
+int32_t forebay_graph_drain_when(forebay_graph *graph,
+                                 const char *from,
+                                 size_t capacity,
+                                 const char *when,
+                                 uint32_t *drain);
 
 // Checks a graph as its start would, without running anything.
 int32_t forebay_graph_check(forebay_graph *graph);
@@ -269,6 +305,19 @@ int32_t forebay_task_output(forebay_task *task, const char *port, const char *of
 // Adds a port whose block comes in, is changed, and goes out.
 int32_t forebay_task_inout(forebay_task *task, const char *port, const char *of);
 
+// Adds a port of any kind. `kind` is "input", "sticky", "output", "inout" or "meta" (one number that kernels may take), with the
+// port's template as `of`; "size", with the output that the number at it sizes; "initializer", with the input that it stands in
+// for at the start; "in-place", an output, with the input whose block it is; "geometry" (three u64: the iteration space) or
+// "iterations" (one u64: how many invocations come as a group), with NULL.
+int32_t forebay_task_port(forebay_task *task,
+                          const char *kind,
+                          const char *port,
+                          const char *of);
+
+// Has invocations come in groups of `n`: outputs of the first carry FOREBAY_BEGIN_ITERATION, of the last
+// FOREBAY_END_ITERATION, and initializers stand in at the start of each group.
+int32_t forebay_task_iterations(forebay_task *task, uint64_t n);
+
 // Lets a function do the work on the CPU. `release` (or NULL) is called with `user` when the function is no longer needed,
 // also when this call fails.
 int32_t forebay_task_host(forebay_task *task,
@@ -300,6 +349,12 @@ int32_t forebay_invocation_output(forebay_invocation *invocation, const char *po
 
 // Sets how many elements go out at a port of records or bytes.
 int32_t forebay_invocation_set_records(forebay_invocation *invocation, const char *port, size_t n);
+
+// Which invocation of its group this is, from 0.
+int32_t forebay_invocation_iteration(forebay_invocation *invocation, uint64_t *n);
+
+// Has a task without inputs end: this is its last invocation.
+int32_t forebay_invocation_finish(forebay_invocation *invocation);
 
 // Says why the function fails; it then returns anything.
 int32_t forebay_invocation_fail(forebay_invocation *invocation, const char *why);

@@ -109,6 +109,50 @@ pub unsafe extern "C" fn forebay_block_records(block: *const forebay_block, n: *
     })
 }
 
+/// Mark of the first block of a stream.
+pub const FOREBAY_BEGIN_STREAM: u32 = 1;
+/// Mark of the last block of a stream.
+pub const FOREBAY_END_STREAM: u32 = 2;
+/// Mark of what the first invocation of a group made.
+pub const FOREBAY_BEGIN_ITERATION: u32 = 4;
+/// Mark of what the last invocation of a group made.
+pub const FOREBAY_END_ITERATION: u32 = 8;
+
+/// Its marks, which predicates go by.
+///
+/// # Safety
+/// As the rules say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn forebay_block_signals(block: *const forebay_block, signals: *mut u32) -> i32 {
+    status(|| {
+        // SAFETY: C's promises.
+        unsafe { put(signals, shared(block, "the block")?.0.signals().0) }
+    })
+}
+
+/// Sets its marks; tasks pass those of streams from their inputs to their outputs.
+///
+/// # Safety
+/// As the rules say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn forebay_block_set_signals(block: *mut forebay_block, signals: u32) -> i32 {
+    status(|| {
+        // SAFETY: C's promises.
+        unsafe { known(block, "the block")? }.0.set_signals(forebay::Signals(signals));
+        Ok(())
+    })
+}
+
+/// Waits until its bytes are made, wherever that is; whoever reads them waits of himself.
+///
+/// # Safety
+/// As the rules say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn forebay_block_wait(block: *const forebay_block) -> i32 {
+    // SAFETY: C's promises.
+    status(|| Ok(unsafe { shared(block, "the block")? }.0.wait()?))
+}
+
 /// Another handle to the same block, for pushing it to several places. Neither can be written then.
 ///
 /// # Safety

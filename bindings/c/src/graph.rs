@@ -6,7 +6,7 @@ use std::path::Path;
 use forebay::{Drain, Feed, Graph};
 
 use crate::task::forebay_task;
-use crate::{free, give, known, put, status, take, text};
+use crate::{Failure, free, give, invalid, known, put, status, take, text};
 
 /// A graph under construction.
 pub struct forebay_graph {
@@ -92,6 +92,35 @@ pub unsafe extern "C" fn forebay_graph_connect(
     })
 }
 
+/// As forebay_graph_connect, with a predicate: "only MARK", "unless MARK", "open-from MARK" or "close-after MARK", the mark being
+/// "begin-stream", "end-stream", "begin-iteration" or "end-iteration". Blocks that do not pass are dropped.
+///
+/// # Safety
+/// As the rules say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn forebay_graph_connect_when(
+    graph: *mut forebay_graph,
+    from: *const c_char,
+    to: *const c_char,
+    capacity: usize,
+    when: *const c_char,
+) -> i32 {
+    // SAFETY: C's promises.
+    status(|| unsafe {
+        let g = known(graph, "the graph")?;
+        let (from, to) = (text(from, "the beginning")?, text(to, "the end")?);
+        let (from, to) = (g.graph.end(from)?, g.graph.end(to)?);
+        Ok(g.graph.connect_with(from, to, capacity, predicate(when)?)?)
+    })
+}
+
+/// # Safety
+/// As the rules say.
+unsafe fn predicate(when: *const c_char) -> Result<forebay::Predicate, Failure> {
+    // SAFETY: C's promise.
+    unsafe { text(when, "the predicate")? }.parse().map_err(|why: String| invalid(&why))
+}
+
 /// Makes a channel into which the program pushes. Feeds are numbered from 0, in the order in which they are made; those of a
 /// graph file as they stand there.
 ///
@@ -129,6 +158,27 @@ pub unsafe extern "C" fn forebay_graph_drain(
         let g = known(graph, "the graph")?;
         let from = g.graph.end(text(from, "the beginning")?)?;
         g.drains.push(g.graph.drain(from, capacity)?);
+        put(drain, g.drains.len() as u32 - 1)
+    })
+}
+
+/// As forebay_graph_drain, with a predicate as forebay_graph_connect_when has them.
+///
+/// # Safety
+/// As the rules say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn forebay_graph_drain_when(
+    graph: *mut forebay_graph,
+    from: *const c_char,
+    capacity: usize,
+    when: *const c_char,
+    drain: *mut u32,
+) -> i32 {
+    // SAFETY: C's promises.
+    status(|| unsafe {
+        let g = known(graph, "the graph")?;
+        let from = g.graph.end(text(from, "the beginning")?)?;
+        g.drains.push(g.graph.drain_with(from, capacity, predicate(when)?)?);
         put(drain, g.drains.len() as u32 - 1)
     })
 }

@@ -125,6 +125,39 @@ pub unsafe extern "C" fn forebay_task_inout(task: *mut forebay_task, port: *cons
     })
 }
 
+/// Adds a port of any kind. `kind` is "input", "sticky", "output", "inout" or "meta" (one number that kernels may take), with the
+/// port's template as `of`; "size", with the output that the number at it sizes; "initializer", with the input that it stands in
+/// for at the start; "in-place", an output, with the input whose block it is; "geometry" (three u64: the iteration space) or
+/// "iterations" (one u64: how many invocations come as a group), with NULL.
+///
+/// # Safety
+/// As the rules say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn forebay_task_port(
+    task: *mut forebay_task,
+    kind: *const c_char,
+    port: *const c_char,
+    of: *const c_char,
+) -> i32 {
+    // SAFETY: C's promises.
+    status(|| unsafe {
+        let (kind, port) = (text(kind, "the kind")?, text(port, "the port")?);
+        let of = if of.is_null() { "" } else { text(of, "what it is of")? };
+        known(task, "the task")?.0.add_port(kind, port, of).map_err(|why| invalid(&why))
+    })
+}
+
+/// Has invocations come in groups of `n`: outputs of the first carry FOREBAY_BEGIN_ITERATION, of the last
+/// FOREBAY_END_ITERATION, and initializers stand in at the start of each group.
+///
+/// # Safety
+/// As the rules say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn forebay_task_iterations(task: *mut forebay_task, n: u64) -> i32 {
+    // SAFETY: C's promises.
+    status(|| unsafe { with(task, |k| k.iterations(n)) })
+}
+
 /// Lets a function do the work on the CPU. `release` (or NULL) is called with `user` when the function is no longer needed,
 /// also when this call fails.
 ///
@@ -283,6 +316,29 @@ pub unsafe extern "C" fn forebay_invocation_set_records(
     status(|| unsafe {
         let port = text(port, "the port")?;
         Ok(inside(invocation)?.1.out(port).map_err(of_task)?.set_records(n)?)
+    })
+}
+
+/// Which invocation of its group this is, from 0.
+///
+/// # Safety
+/// As the rules say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn forebay_invocation_iteration(invocation: *mut forebay_invocation, n: *mut u64) -> i32 {
+    // SAFETY: C's promises.
+    status(|| unsafe { put(n, inside(invocation)?.1.iteration()) })
+}
+
+/// Has a task without inputs end: this is its last invocation.
+///
+/// # Safety
+/// As the rules say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn forebay_invocation_finish(invocation: *mut forebay_invocation) -> i32 {
+    // SAFETY: C's promises.
+    status(|| unsafe {
+        inside(invocation)?.1.finish();
+        Ok(())
     })
 }
 

@@ -93,6 +93,13 @@ fn the_example_runs_on_every_device_that_there_is() {
 }
 
 #[test]
+fn a_loop_goes_round_as_often_as_it_is_told() {
+    let Some(o) = compiled("gcc", "-std=c99", "../../examples/c/loop.c", "loop", &[]) else { return };
+    let said = (1..=5).map(|n| format!("3 doubled {n} times: {}\n", 3 << n));
+    assert_eq!(good(&o), said.collect::<String>());
+}
+
+#[test]
 fn tasks_go_to_a_grid() {
     let Some(o) = compiled("gcc", "-std=c99", "../../examples/c/grid.c", "grid", &["cpu"]) else { return };
     if o.status.code() == Some(77) {

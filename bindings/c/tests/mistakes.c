@@ -46,6 +46,47 @@ static int doubles(forebay_invocation *in, void *user) {
   return forebay_invocation_set_records(in, "y", n / 4);
 }
 
+// Words that nobody knows, and ports that cannot be.
+static void words(void) {
+  forebay_task *t;
+  forebay_graph *g;
+  forebay_block *b;
+  uint32_t n;
+  uint64_t i;
+  GOOD(forebay_task_new("t", &t));
+  EXPECT(FOREBAY_INVALID, forebay_task_port(t, "toaster", "x", "u32[1]"), "known: input, sticky");
+  EXPECT(FOREBAY_INVALID, forebay_task_port(t, "input", "x", NULL), "");
+  EXPECT(FOREBAY_INVALID, forebay_task_port(t, "meta", "x", "u8[1]"), "cannot hold u8");
+  EXPECT(FOREBAY_INVALID, forebay_task_port(t, NULL, "x", "u8[1]"), "the kind");
+  EXPECT(FOREBAY_INVALID, forebay_task_port(NULL, "input", "x", "u8[1]"), "the task");
+  GOOD(forebay_task_port(t, "input", "x", "u32[1]"));
+  GOOD(forebay_task_port(t, "in-place", "y", "x"));
+  EXPECT(FOREBAY_INVALID, forebay_invocation_iteration(NULL, &i), "the invocation");
+  EXPECT(FOREBAY_INVALID, forebay_invocation_finish(NULL), "the invocation");
+  GOOD(forebay_task_host(t, fails, NULL, NULL));
+  GOOD(forebay_graph_new("g", &g));
+  GOOD(forebay_graph_add(g, t));
+  EXPECT(FOREBAY_INVALID, forebay_graph_connect_when(g, "t.y", "t.x", 1, "sometimes"), "a predicate is");
+  EXPECT(FOREBAY_INVALID, forebay_graph_drain_when(g, "t.y", 1, "only middle", &n), "end-iteration");
+  EXPECT(FOREBAY_INVALID, forebay_graph_drain_when(g, "t.y", 1, NULL, &n), "the predicate");
+  forebay_graph_free(g);
+  // An initializer of nothing is told when the task is added.
+  GOOD(forebay_task_new("t", &t));
+  GOOD(forebay_task_port(t, "initializer", "x0", "x"));
+  GOOD(forebay_task_iterations(t, 0));
+  GOOD(forebay_graph_new("g", &g));
+  EXPECT(FOREBAY_FAILED, forebay_graph_add(g, t), "no input port declared before");
+  forebay_graph_free(g);
+  GOOD(forebay_block_new("u32[1]", NULL, 0, &b));
+  GOOD(forebay_block_set_signals(b, FOREBAY_BEGIN_STREAM | FOREBAY_END_STREAM));
+  GOOD(forebay_block_signals(b, &n));
+  if (n != 3) printf("signals: %u\n", n), exit(1);
+  GOOD(forebay_block_wait(b));
+  EXPECT(FOREBAY_INVALID, forebay_block_signals(b, NULL), "NULL");
+  EXPECT(FOREBAY_INVALID, forebay_block_wait(NULL), "the block");
+  forebay_block_free(b);
+}
+
 static forebay_task *task(const char *name, forebay_function f, void *user) {
   forebay_task *t;
   GOOD(forebay_task_new(name, &t));
@@ -153,6 +194,7 @@ int main(int argc, char **argv) {
   size_t n;
   uint32_t feed;
   if (argc < 2) return 1;
+  words();
   EXPECT(FOREBAY_INVALID, forebay_runtime_new("toaster", NULL, &rt), "toaster");
   EXPECT(FOREBAY_INVALID, forebay_runtime_new("cpu", "random", &rt), "random");
   EXPECT(FOREBAY_INVALID, forebay_runtime_new("cpu", NULL, NULL), "NULL");

@@ -2,7 +2,7 @@
 
 use std::ffi::{CString, c_int, c_void};
 
-use forebay::{Datablock, Elem, Layout, Template};
+use forebay::{Datablock, Elem, Layout, Signals, Template};
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -80,16 +80,32 @@ impl Shape {
 
 #[pymethods]
 impl Block {
-    /// A block of a template, "f32[640x480]", "u32<=1000" or "bytes<=4096", with the bytes of `data`, or zeros.
+    /// A block of a template, "f32[640x480]", "u32<=1000" or "bytes<=4096", with the bytes of `data`, or zeros; with these
+    /// marks, which predicates go by.
     #[new]
-    #[pyo3(signature = (template, data = None))]
-    fn new(template: &str, data: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
+    #[pyo3(signature = (template, data = None, signals = None))]
+    fn new(template: &str, data: Option<&Bound<'_, PyAny>>, signals: Option<Vec<String>>) -> PyResult<Self> {
         let t: Template = word(template)?;
         let inner = match data {
             Some(d) => Datablock::from_bytes(t, &bytes_of(d)?).map_err(raise)?,
             None => Datablock::zeroed(t).map_err(raise)?,
         };
+        let marks = signals.unwrap_or_default();
+        let marks = marks.iter().map(|s| word::<Signals>(s)).collect::<PyResult<Vec<_>>>()?;
+        inner.set_signals(marks.into_iter().fold(Signals::NONE, |all, s| all | s));
         Ok(Block { inner })
+    }
+
+    /// Its marks: "begin-stream", "end-stream", "begin-iteration", "end-iteration".
+    #[getter]
+    fn signals(&self) -> Vec<&'static str> {
+        let has = self.inner.signals();
+        Signals::NAMED.iter().filter(|(_, s)| has.any(*s)).map(|(name, _)| *name).collect()
+    }
+
+    /// Waits until its bytes are made, wherever that is; whoever reads them waits of himself.
+    fn wait(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.inner.wait()).map_err(raise)
     }
 
     /// What it holds.

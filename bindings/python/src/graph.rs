@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use forebay::{Arg, Drain, Feed, Geometry, Invocation, Kind, Layout, TaskError, TaskId, Template};
-use pyo3::exceptions::{PyRuntimeError, PyTypeError};
+use forebay::{
+    Arg, Datablock, Drain, Feed, Geometry, Invocation, Kind, Layout, Predicate, TaskError, TaskId, Template,
+};
+use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
@@ -16,8 +18,17 @@ use crate::{raise, word};
 pub struct Task {
     /// None once a graph has it. Under a lock, since a task's functions belong to one thread at a time.
     inner: Mutex<Option<forebay::Task>>,
-    inputs: Vec<String>,
+    inputs: Vec<Handed>,
     outputs: Vec<(String, Template)>,
+}
+
+/// What a function gets for one of its arguments.
+#[derive(Clone)]
+enum Handed {
+    /// The block at this input.
+    Input(String),
+    /// A copy of what comes in where this output will be.
+    Before(usize),
 }
 
 impl Task {
@@ -41,11 +52,22 @@ impl Task {
 /// Calls the user's function: its inputs in order, its outputs as it returns them.
 fn call(
     f: &Py<PyAny>,
-    inputs: &[String],
+    inputs: &[Handed],
     outputs: &[(String, Template)],
     inv: &mut Invocation<'_>,
 ) -> Result<(), TaskError> {
-    let blocks = inputs.iter().map(|p| Ok(inv.block(p.as_str())?.clone())).collect::<Result<Vec<_>, TaskError>>()?;
+    let mut places =
+        outputs.iter().map(|(p, _)| inv.output_bytes(p.as_str())).collect::<Result<Vec<_>, TaskError>>()?;
+    let block = |of: &Handed| match of {
+        Handed::Input(port) => Ok(inv.block(port.as_str())?.clone()),
+        Handed::Before(i) => {
+            let (port, t) = &outputs[*i];
+            let bytes =
+                if t.layout == Layout::Array { t.bytes() } else { inv.out(port.as_str())?.records() * t.elem.size() };
+            Ok(Datablock::from_bytes(*t, places[*i].get(..bytes).unwrap_or_default())?)
+        }
+    };
+    let blocks = inputs.iter().map(block).collect::<Result<Vec<_>, TaskError>>()?;
     let called = Python::try_attach(|py| {
         let failed = |e: PyErr| TaskError::from(e.to_string());
         let args = blocks.into_iter().map(|inner| Bound::new(py, Block { inner })).collect::<PyResult<Vec<_>>>();
@@ -57,8 +79,8 @@ fn call(
             (n, Ok(t)) if t.len() == n => t.iter().collect(),
             (n, _) => return Err(format!("the function must return a tuple of {n} outputs").into()),
         };
-        for ((port, t), data) in outputs.iter().zip(several) {
-            let bytes = copy_out(port, &data, inv.output_bytes(port.as_str())?).map_err(failed)?;
+        for (((port, t), data), place) in outputs.iter().zip(several).zip(&mut places) {
+            let bytes = copy_out(port, &data, place).map_err(failed)?;
             if t.layout == Layout::Array {
                 if bytes != t.bytes() {
                     return Err(
@@ -97,17 +119,44 @@ impl Task {
         };
         for (n, t) in ports(inputs)? {
             made.change(|k| k.input(&n, t))?;
-            made.inputs.push(n);
+            made.inputs.push(Handed::Input(n));
         }
         for (n, t) in ports(sticky)? {
             made.change(|k| k.sticky(&n, t))?;
-            made.inputs.push(n);
+            made.inputs.push(Handed::Input(n));
         }
         for (n, t) in ports(outputs)? {
             made.change(|k| k.output(&n, t))?;
             made.outputs.push((n, t));
         }
         Ok(made)
+    }
+
+    /// Adds a port of any kind: "input", "sticky", "output", "inout" or "meta" (one number) of a template; "size" of the output
+    /// that its number sizes; "initializer" of the input that it stands in for at the start; "in-place", an output, of the input
+    /// whose block it is; "geometry" and "iterations" of nothing.
+    #[pyo3(signature = (kind, name, of = ""))]
+    fn port(&mut self, kind: &str, name: &str, of: &str) -> PyResult<()> {
+        let task = self.get()?;
+        task.add_port(kind, name, of).map_err(PyValueError::new_err)?;
+        self.outputs = task.output_templates();
+        let last = self.outputs.len().saturating_sub(1);
+        match kind {
+            "input" | "sticky" | "meta" => self.inputs.push(Handed::Input(name.into())),
+            "inout" => self.inputs.push(Handed::Before(last)),
+            "in-place" => {
+                let taken = |h: &&mut Handed| matches!(h, Handed::Input(port) if port == of);
+                self.inputs.iter_mut().find(taken).into_iter().for_each(|h| *h = Handed::Before(last));
+            }
+            // What only the runtime needs is not handed to functions.
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Has invocations come in groups of n: outputs carry "begin-iteration" and "end-iteration".
+    fn iterations(&mut self, n: u64) -> PyResult<()> {
+        self.change(|k| k.iterations(n))
     }
 
     /// Lets a function do the work on the CPU: it gets a block for each input and returns a buffer for the output, or a
@@ -181,11 +230,11 @@ impl Graph {
         self.graph()?.add(t).map(drop).map_err(raise)
     }
 
-    /// Connects an output with an input: connect("blur.y", "edges.x").
-    #[pyo3(signature = (output, input, capacity = 4))]
-    fn connect(&mut self, output: &str, input: &str, capacity: usize) -> PyResult<()> {
+    /// Connects an output with an input: connect("blur.y", "edges.x"). Blocks pass that `when` lets pass, "unless end-iteration".
+    #[pyo3(signature = (output, input, capacity = 4, when = "always"))]
+    fn connect(&mut self, output: &str, input: &str, capacity: usize, when: &str) -> PyResult<()> {
         let (from, to) = (self.end(output)?, self.end(input)?);
-        self.graph()?.connect_with(from, to, capacity, forebay::Predicate::Always).map_err(raise)
+        self.graph()?.connect_with(from, to, capacity, word::<Predicate>(when)?).map_err(raise)
     }
 
     /// Makes a channel into which the program pushes; its name is the port's.
@@ -198,10 +247,10 @@ impl Graph {
     }
 
     /// Makes a channel from which the program pulls; its name is the port's.
-    #[pyo3(signature = (output, capacity = 4))]
-    fn drain(&mut self, output: &str, capacity: usize) -> PyResult<String> {
+    #[pyo3(signature = (output, capacity = 4, when = "always"))]
+    fn drain(&mut self, output: &str, capacity: usize, when: &str) -> PyResult<String> {
         let from = self.end(output)?;
-        let drain = self.graph()?.drain(from, capacity).map_err(raise)?;
+        let drain = self.graph()?.drain_with(from, capacity, word::<Predicate>(when)?).map_err(raise)?;
         self.drains.push((output.into(), drain));
         Ok(output.into())
     }

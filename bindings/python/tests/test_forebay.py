@@ -171,6 +171,57 @@ class Graphs(unittest.TestCase):
         with self.assertRaises(ValueError):
             forebay.load("/nowhere/g.toml")
 
+    def test_bounded_iteration(self):
+        for meta in (False, True):
+            t = forebay.Task("step", inputs={"x": "u64[1]"})
+            t.port("initializer", "x0", "x")
+            t.port("in-place", "y", "x")
+            if meta:
+                t.port("iterations", "n")
+            else:
+                t.iterations(5)
+            t.host(lambda x: array("Q", [2 * memoryview(x)[0]]))
+            g = forebay.Graph("loop")
+            g.add(t)
+            g.connect("step.y", "step.x", 1, when="unless end-iteration")
+            g.feed("step.x0")
+            if meta:
+                g.feed("step.n")
+            g.drain("step.y", when="only end-iteration")
+            with forebay.Runtime("cpu").start(g) as run:
+                for v in range(1, 20):
+                    if meta:
+                        run.push(array("Q", [v]), "step.n")
+                    run.push(array("Q", [3]), "step.x0")
+                    out = run.pull()
+                    self.assertEqual(memoryview(out)[0], 3 << (v if meta else 5))
+                    self.assertIn("end-iteration", out.signals)
+
+    def test_streams_have_marks_and_outputs_sizes(self):
+        t = forebay.Task("t")
+        t.port("input", "x", "u32[4]")
+        t.port("output", "y", "u32<=4")
+        t.port("size", "n", "y")
+        t.host(lambda x: memoryview(x)[:2].tobytes())
+        g = forebay.Graph("g")
+        g.add(t)
+        g.feed("t.x"), g.feed("t.n"), g.drain("t.y", when="open-from begin-stream")
+        with forebay.Runtime("cpu").start(g) as run:
+            for i, marks in enumerate([[], ["begin-stream"], ["end-stream"]]):
+                run.push(array("Q", [2]), "t.n")
+                run.push(forebay.Block("u32[4]", array("I", [i] * 4), signals=marks), "t.x")
+            for i, marks in [(1, ["begin-stream"]), (2, ["end-stream"])]:
+                out = run.pull()
+                out.wait()
+                self.assertEqual((memoryview(out).tolist(), out.signals), ([i, i], marks))
+        for wrong in [("toaster", "x", "u32[1]"), ("input", "x", "f33[1]"), ("meta", "x", "u8[1]")]:
+            with self.assertRaises(ValueError):
+                t2 = forebay.Task("t")
+                t2.port(*wrong)
+        for bad in [lambda: forebay.Block("u32[1]", signals=["middle"]), lambda: g.drain("t.y", when="sometimes")]:
+            with self.assertRaises((ValueError, RuntimeError)):
+                bad()
+
     def test_a_graph_file(self):
         g = forebay.load(EXAMPLE)
         g.check()

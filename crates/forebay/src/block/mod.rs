@@ -34,6 +34,14 @@ impl Signals {
     /// Last block of an iteration group.
     pub const END_ITERATION: Signals = Signals(8);
 
+    /// The marks and what they are called in words.
+    pub const NAMED: [(&str, Signals); 4] = [
+        ("begin-stream", Self::BEGIN_STREAM),
+        ("end-stream", Self::END_STREAM),
+        ("begin-iteration", Self::BEGIN_ITERATION),
+        ("end-iteration", Self::END_ITERATION),
+    ];
+
     /// Whether any of `other` is set.
     pub fn any(self, other: Signals) -> bool {
         self.0 & other.0 != 0
@@ -42,6 +50,19 @@ impl Signals {
     /// The marks that pass from a task's inputs to its outputs.
     pub(crate) fn of_stream(self) -> Signals {
         Signals(self.0 & (Self::BEGIN_STREAM.0 | Self::END_STREAM.0))
+    }
+}
+
+/// One mark, as [`Signals::NAMED`] calls it.
+impl std::str::FromStr for Signals {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        let found = Self::NAMED.iter().find(|(name, _)| *name == s);
+        found.map(|(_, signals)| *signals).ok_or_else(|| {
+            let known = Self::NAMED.map(|(name, _)| name).join(", ");
+            format!("unknown mark {s:?}; known: {known}")
+        })
     }
 }
 

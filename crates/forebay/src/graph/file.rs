@@ -37,9 +37,7 @@ use toml::Spanned;
 
 use super::task::{Launch, Task, Work};
 use super::{DEFAULT_CAPACITY, Graph, Predicate, TaskId};
-use crate::block::Signals;
 use crate::error::{Error, Result};
-use crate::template::{Elem, Template};
 use forebay_hal::{Geometry, Kind, Source};
 
 /// Longest graph file, bytes.
@@ -260,78 +258,38 @@ impl Reader<'_> {
 
     fn predicate(&self, s: Option<&Spanned<String>>) -> Result<Predicate> {
         let Some(s) = s else { return Ok(Predicate::Always) };
-        let wrong = || {
-            let why = "a predicate is \"only|unless|open-from|close-after MARK\" with MARK one of begin-stream, \
-                       end-stream, begin-iteration, end-iteration";
-            self.error(s.span(), why)
-        };
-        let (how, mark) = s.get_ref().split_once(' ').ok_or_else(wrong)?;
-        let mark = match mark {
-            "begin-stream" => Signals::BEGIN_STREAM,
-            "end-stream" => Signals::END_STREAM,
-            "begin-iteration" => Signals::BEGIN_ITERATION,
-            "end-iteration" => Signals::END_ITERATION,
-            _ => return Err(wrong()),
-        };
-        Ok(match how {
-            "only" => Predicate::Only(mark),
-            "unless" => Predicate::Unless(mark),
-            "open-from" => Predicate::OpenFrom(mark),
-            "close-after" => Predicate::CloseAfter(mark),
-            _ => return Err(wrong()),
-        })
-    }
-
-    fn template(&self, p: &PortDecl, span: &Range<usize>) -> Result<Template> {
-        let Some(t) = &p.template else {
-            return Err(self.error(span.clone(), format!("port {:?} needs a type, such as \"f32[640x480]\"", p.name)));
-        };
-        t.get_ref().parse().map_err(|why| self.error(t.span(), why))
+        s.get_ref().parse().map_err(|why: String| self.error(s.span(), why))
     }
 
     fn task(&self, d: TaskDecl, span: Range<usize>) -> Result<Task> {
         let mut t = Task::new(d.name);
         // Inputs that stand for others or size outputs come after what they name.
-        let mut late = Vec::new();
-        for p in &d.inputs {
+        let is_late =
+            |p: &PortDecl| matches!(p.kind.as_ref().map(|k| k.get_ref().as_str()), Some("initializer" | "size"));
+        let late = d.inputs.iter().filter(|p| is_late(p.get_ref()));
+        let inputs = d.inputs.iter().filter(|p| !is_late(p.get_ref())).map(|p| (p, "input"));
+        let outputs = d.outputs.iter().map(|p| (p, if p.get_ref().of.is_some() { "in-place" } else { "output" }));
+        for (p, default) in inputs.chain(outputs).chain(late.map(|p| (p, "size"))) {
             let (span, p) = (p.span(), p.get_ref());
-            let kind = p.kind.as_ref().map_or("input", |k| k.get_ref());
-            t = match kind {
-                "input" => t.input(&p.name, self.template(p, &span)?),
-                "sticky" => t.sticky(&p.name, self.template(p, &span)?),
-                "inout" => t.inout(&p.name, self.template(p, &span)?),
-                "geometry" => t.meta_geometry(&p.name),
-                "iterations" => t.meta_iterations(&p.name),
-                "meta" => match self.template(p, &span)?.elem {
-                    Elem::U32 => t.meta::<u32>(&p.name),
-                    Elem::I32 => t.meta::<i32>(&p.name),
-                    Elem::F32 => t.meta::<f32>(&p.name),
-                    Elem::U64 => t.meta::<u64>(&p.name),
-                    e => return Err(self.error(span, format!("a meta port cannot hold {}", e.name()))),
+            // An output has no kind of its own.
+            let kind = p.kind.as_ref().filter(|_| default != "output" && default != "in-place");
+            let word = kind.map_or(default, |k| k.get_ref());
+            let (what, at) = match word {
+                "geometry" | "iterations" => ("", span),
+                "initializer" | "size" | "in-place" => match &p.of {
+                    Some(of) => (of.as_str(), span),
+                    None => return Err(self.error(span, format!("{word} port {:?} needs `of`", p.name))),
                 },
-                "initializer" | "size" => {
-                    late.push((kind, p, span));
-                    t
-                }
-                other => {
-                    let at = p.kind.as_ref().map_or(span, Spanned::span);
-                    let known = "input, sticky, inout, meta, size, geometry, iterations, initializer";
-                    return Err(self.error(at, format!("unknown kind of port {other:?}; known: {known}")));
-                }
+                _ if !Task::PORTS.contains(&word) => ("", kind.map_or(span, Spanned::span)),
+                _ => match &p.template {
+                    Some(t) => (t.get_ref().as_str(), t.span()),
+                    None => {
+                        let why = format!("port {:?} needs a type, such as \"f32[640x480]\"", p.name);
+                        return Err(self.error(span, why));
+                    }
+                },
             };
-        }
-        for p in &d.outputs {
-            let (span, p) = (p.span(), p.get_ref());
-            t = match &p.of {
-                Some(input) => t.in_place(input, &p.name),
-                None => t.output(&p.name, self.template(p, &span)?),
-            };
-        }
-        for (kind, p, span) in late {
-            let Some(of) = &p.of else {
-                return Err(self.error(span, format!("{kind} port {:?} needs `of`", p.name)));
-            };
-            t = if kind == "size" { t.meta_size(&p.name, of) } else { t.initializer(&p.name, of) };
+            t.add_port(word, &p.name, what).map_err(|why| self.error(at, why))?;
         }
         for s in d.scratch {
             t = t.scratch(&s.name, s.bytes);
@@ -387,6 +345,7 @@ impl Reader<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Elem, Template};
     use proptest::prelude::*;
 
     const GOOD: &str = r#"

@@ -69,6 +69,32 @@ impl Predicate {
     }
 }
 
+/// As in graph files: `always`, or `only|unless|open-from|close-after MARK`, with the mark `begin-stream`, `end-stream`,
+/// `begin-iteration` or `end-iteration`.
+impl std::str::FromStr for Predicate {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        if s == "always" {
+            return Ok(Predicate::Always);
+        }
+        let wrong = || {
+            "a predicate is \"only|unless|open-from|close-after MARK\" with MARK one of begin-stream, end-stream, \
+             begin-iteration, end-iteration"
+                .to_owned()
+        };
+        let (how, mark) = s.split_once(' ').ok_or_else(wrong)?;
+        let mark = mark.parse().map_err(|_| wrong())?;
+        Ok(match how {
+            "only" => Predicate::Only(mark),
+            "unless" => Predicate::Unless(mark),
+            "open-from" => Predicate::OpenFrom(mark),
+            "close-after" => Predicate::CloseAfter(mark),
+            _ => return Err(wrong()),
+        })
+    }
+}
+
 /// One end of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {

@@ -9,7 +9,7 @@ use crate::block::{Datablock, Signals};
 use crate::error::{Error, Result, TaskError};
 use crate::resident::Resident;
 use crate::run::node::Node;
-use crate::template::{Element, Layout, Template};
+use crate::template::{Elem, Element, Layout, Template};
 
 /// What an input port does with its datablocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -334,6 +334,49 @@ impl Task {
                 .wrong(format!("in-place output {out:?} is for {input:?}, which is no input port declared before it")),
         }
         self
+    }
+
+    /// Kinds of ports, as [`Task::add_port`] calls them.
+    pub const PORTS: [&str; 10] =
+        ["input", "sticky", "output", "inout", "in-place", "meta", "geometry", "iterations", "size", "initializer"];
+
+    /// Adds a port by words, as graph files and programs in other languages have them. `of` is the template of an input, sticky,
+    /// output, inout or meta port (one number), the output that a size port sizes, the input that an initializer stands in for
+    /// or an in-place output overwrites, and nothing for geometry and iterations.
+    ///
+    /// # Errors
+    /// What is wrong with the words; what the port cannot be is told when the graph is checked, as of ports that are added
+    /// otherwise.
+    pub fn add_port(&mut self, kind: &str, name: &str, of: &str) -> Result<(), String> {
+        let template = || of.parse::<Template>();
+        type Add<'a> = Box<dyn FnOnce(Task) -> Task + 'a>;
+        let add: Add<'_> = match kind {
+            "input" => template().map(|t| Box::new(move |k: Task| k.input(name, t)) as Add<'_>)?,
+            "sticky" => template().map(|t| Box::new(move |k: Task| k.sticky(name, t)))?,
+            "output" => template().map(|t| Box::new(move |k: Task| k.output(name, t)))?,
+            "inout" => template().map(|t| Box::new(move |k: Task| k.inout(name, t)))?,
+            "meta" => match template()?.elem {
+                Elem::U32 => Box::new(|k: Task| k.meta::<u32>(name)),
+                Elem::I32 => Box::new(|k: Task| k.meta::<i32>(name)),
+                Elem::F32 => Box::new(|k: Task| k.meta::<f32>(name)),
+                Elem::U64 => Box::new(|k: Task| k.meta::<u64>(name)),
+                e => return Err(format!("a meta port cannot hold {}", e.name())),
+            },
+            "in-place" => Box::new(|k: Task| k.in_place(of, name)),
+            "size" => Box::new(|k: Task| k.meta_size(name, of)),
+            "initializer" => Box::new(|k: Task| k.initializer(name, of)),
+            "geometry" => Box::new(|k: Task| k.meta_geometry(name)),
+            "iterations" => Box::new(|k: Task| k.meta_iterations(name)),
+            _ => return Err(format!("unknown kind of port {kind:?}; known: {}", Self::PORTS.join(", "))),
+        };
+        let old = std::mem::replace(self, Task::new(""));
+        *self = add(old);
+        Ok(())
+    }
+
+    /// Its output ports in order.
+    pub fn output_templates(&self) -> Vec<(String, Template)> {
+        self.outputs.iter().map(|o| (o.name.clone(), o.template)).collect()
     }
 
     /// Memory for the kernels of one invocation, named like a port in their arguments; its contents do not survive.

@@ -491,7 +491,7 @@ mod tests {
                     made
                 })
             });
-            all.map(|b| spare.put(bytes, b, issued + 1));
+            all.into_iter().for_each(|b| spare.put(bytes, b, issued + 1));
             all
         };
         let small = [0, 1, 2].map(|i| item(&mut spare, 99, i));
