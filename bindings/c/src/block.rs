@@ -137,6 +137,10 @@ pub unsafe extern "C" fn forebay_block_signals(block: *const forebay_block, sign
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn forebay_block_set_signals(block: *mut forebay_block, signals: u32) -> i32 {
     status(|| {
+        let all = FOREBAY_BEGIN_STREAM | FOREBAY_END_STREAM | FOREBAY_BEGIN_ITERATION | FOREBAY_END_ITERATION;
+        if signals & !all != 0 {
+            return Err(invalid(&format!("there are no marks {:#x}", signals & !all)));
+        }
         // SAFETY: C's promises.
         unsafe { known(block, "the block")? }.0.set_signals(forebay::Signals(signals));
         Ok(())

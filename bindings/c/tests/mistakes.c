@@ -81,6 +81,7 @@ static void words(void) {
   GOOD(forebay_block_set_signals(b, FOREBAY_BEGIN_STREAM | FOREBAY_END_STREAM));
   GOOD(forebay_block_signals(b, &n));
   if (n != 3) printf("signals: %u\n", n), exit(1);
+  EXPECT(FOREBAY_INVALID, forebay_block_set_signals(b, 17), "0x10");
   GOOD(forebay_block_wait(b));
   EXPECT(FOREBAY_INVALID, forebay_block_signals(b, NULL), "NULL");
   EXPECT(FOREBAY_INVALID, forebay_block_wait(NULL), "the block");
