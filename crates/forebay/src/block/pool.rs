@@ -6,7 +6,8 @@
 //!
 //! A block that comes back while a device still copies from its host view is lent: whoever had it next would wait for the
 //! device before writing (views.rs, rule 4), and a program that pushes item after item could not be ahead of the device. Lent
-//! blocks wait in line, a few of them, before one is handed out that is still read.
+//! blocks wait in line, a few of them, before one is handed out that is still read. They are no more than the channel's
+//! capacity: with room for one, who fills the next waits for the device, and what he fills it with is fresh.
 //!
 //! Life: the owner (graph) and every block hold one count each. [`Pool::close`] is called by the owner, after the last
 //! acquire; it swaps the stack for a mark, in one step with taking what is in it, so a block that returns either is in
@@ -38,6 +39,8 @@ pub(crate) struct Pool {
     template: Template,
     head: AtomicU64,
     lent: Mutex<Lent>,
+    /// Most lent blocks, whatever their size: how far ahead the channels that they go to let anybody be.
+    ahead: AtomicUsize,
     /// Length of the line, so that nobody asks the lock in vain.
     lent_len: AtomicUsize,
     /// Blocks that exist, free or not, plus one for the owner.
@@ -70,6 +73,7 @@ impl Pool {
             template,
             head: AtomicU64::new(0),
             lent: Mutex::default(),
+            ahead: AtomicUsize::new(*LENT.end()),
             lent_len: AtomicUsize::new(0),
             count: AtomicUsize::new(1),
             read_on_host: AtomicBool::new(false),
@@ -104,6 +108,11 @@ impl Pool {
         }
     }
 
+    /// Says what the largest capacity is of the channels that its blocks go to.
+    pub(crate) fn set_ahead(&self, capacity: usize) {
+        self.ahead.store(capacity.max(1), Ordering::Relaxed);
+    }
+
     #[inline]
     fn take(&self) -> Option<NonNull<Inner>> {
         match self.pop() {
@@ -117,6 +126,7 @@ impl Pool {
     fn take_lent(&self) -> Option<NonNull<Inner>> {
         let mut lent = self.lent();
         let most = (LENT_BYTES / self.bytes().max(1)).clamp(*LENT.start(), *LENT.end());
+        let most = most.min(self.ahead.load(Ordering::Relaxed));
         let first = *lent.line.front()?;
         // SAFETY: a block in the line has no handle, and is taken out of it under the lock.
         if lent.line.len() < most && unsafe { first.as_ref() }.is_read_by_a_device() {
@@ -282,10 +292,12 @@ mod tests {
     fn who_fills_block_after_block_is_ahead_of_the_device() {
         let sim = SimDevice::new(Model::default());
         let d = DeviceHandle::new(1, Arc::new(sim.clone()), DEPTH_THROUGHPUT).unwrap();
-        for (elements, most) in [(8usize, 16), (1 << 20, 4), (2 << 20, 3)] {
+        for (elements, capacity, most) in [(8usize, 100, 16), (8, 4, 4), (8, 1, 1), (1 << 20, 16, 4), (2 << 20, 16, 3)]
+        {
             let pool = Pool::new(Template::array::<u8>([elements]), None);
             // SAFETY: not closed yet.
             let p = unsafe { pool.as_ref() };
+            p.set_ahead(capacity);
             let mut addresses = Vec::new();
             for _ in 0..3 * most {
                 let now = sim.now();

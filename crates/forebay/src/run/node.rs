@@ -98,7 +98,7 @@ impl Drop for Chan {
 /// The owner's count of a pool.
 pub(crate) struct PoolRef(pub(crate) NonNull<Pool>);
 
-// SAFETY: a pool is Sync (atomics).
+// SAFETY: a pool is Sync (atomics, and a line of blocks under a lock).
 unsafe impl Send for PoolRef {}
 // SAFETY: as above.
 unsafe impl Sync for PoolRef {}
@@ -107,6 +107,12 @@ impl PoolRef {
     pub(crate) fn acquire(&self) -> Datablock {
         // SAFETY: our count keeps the pool alive.
         unsafe { self.0.as_ref() }.acquire()
+    }
+
+    /// See [`Pool::set_ahead`].
+    pub(crate) fn set_ahead(&self, capacity: usize) {
+        // SAFETY: as above.
+        unsafe { self.0.as_ref() }.set_ahead(capacity);
     }
 
     /// Bytes of a block.

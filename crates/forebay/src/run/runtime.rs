@@ -386,6 +386,13 @@ impl Runtime {
             _trim: Trim(rt.clone()),
         });
         core.nodes.iter().for_each(|n| n.bind(&core));
+        let capacity = |c: &u32| core.channels[*c as usize].declared;
+        for o in core.nodes.iter().flat_map(|n| n.outputs.iter()) {
+            o.pool.set_ahead(o.channels.iter().map(capacity).max().unwrap_or(1));
+        }
+        for c in &core.channels {
+            c.pool.iter().for_each(|p| p.set_ahead(c.declared));
+        }
         let running = Running::new(core, templates);
         running.run()?;
         Ok(running)
