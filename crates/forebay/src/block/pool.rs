@@ -11,8 +11,8 @@
 //!
 //! Life: the owner (graph) and every block hold one count each. [`Pool::close`] is called by the owner, after the last
 //! acquire; it swaps the stack for a mark, in one step with taking what is in it, so a block that returns either is in
-//! what was taken or sees the mark and is freed at once; the same holds for the line, under its lock. After its push a returning block does not touch the pool. The
-//! last count frees the pool.
+//! what was taken or sees the mark and is freed at once; the same holds for the line, under its lock. After its push a
+//! returning block does not touch the pool. The last count frees the pool.
 
 use std::collections::VecDeque;
 use std::ptr::NonNull;

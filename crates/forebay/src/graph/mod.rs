@@ -294,7 +294,9 @@ impl Graph {
         self.add_channel(channel, from_template, to_template).map(|_| ())
     }
 
-    /// A channel from the program into an input port, of room for `capacity` datablocks.
+    /// A channel from the program into an input port, of room for `capacity` datablocks. About so many may also be under way on
+    /// an accelerator behind it before whoever fills the next block of [`crate::Running::acquire`] waits: with 1 what comes out
+    /// is freshest, with more both sides are busy.
     ///
     /// # Errors
     /// As [`Graph::connect_with`].

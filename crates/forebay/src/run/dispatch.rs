@@ -126,20 +126,24 @@ impl Dispatcher {
 
     /// Takes ownership of a ready task, then starts what can start. True when the caller owns it again, with a slot of its
     /// device, to run it ([`run_here`]): only of who `may_run_it`, and only if the device takes it at once.
-    pub(crate) fn enqueue(&self, core: &Core, node: &Node, own: &mut Own, worker: &Worker, may_run_it: bool) -> bool {
+    pub(crate) fn enqueue(&self, core: &Core, node: &Node, worker: &Worker, may_run_it: bool) -> bool {
         // Once the task is in the queue somebody else may run it and end the graph: only this keeps us alive.
         let runtime = core.runtime.clone();
-        let near = if self.mode == Mode::DataAware { nearest(core, node, own) } else { None };
         let load = |v: &std::sync::atomic::AtomicU64| v.load(Ordering::Relaxed);
         let now = runtime.now_ns();
-        let (counts, work) = match own.adapt.take() {
-            Some(mut adapt) => {
-                let counts = adapt.weigh(now, situation(core, node, own), &|d| runtime.account(d));
-                let work = adapt.work;
-                own.adapt = Some(adapt);
-                (counts, work)
+        let (near, counts, work) = {
+            // SAFETY: the caller owns the node. Nothing is kept of this: once it is in the queue it may be another thread's.
+            let own = unsafe { &mut *node.own.get() };
+            let near = if self.mode == Mode::DataAware { nearest(core, node, own) } else { None };
+            match own.adapt.take() {
+                Some(mut adapt) => {
+                    let counts = adapt.weigh(now, situation(core, node, own), &|d| runtime.account(d));
+                    let work = adapt.work;
+                    own.adapt = Some(adapt);
+                    (near, counts, work)
+                }
+                None => (near, [u64::MAX; MAX_PLACED], [0; MAX_PLACED]),
             }
-            None => ([u64::MAX; MAX_PLACED], [0; MAX_PLACED]),
         };
         let mut ready = Ready {
             turn: 0,

@@ -53,7 +53,7 @@ pub(crate) fn stand_in_line(node: &Node, worker: &Worker, may_run_it: bool) -> b
             let own = unsafe { &mut *node.own.get() };
             if (!own.holding || deliver(core, node, own, worker)) && ready(core, node, own) {
                 node.stats.state.store(1, Ordering::Relaxed);
-                return core.runtime.dispatcher.enqueue(core, node, own, worker, may_run_it);
+                return core.runtime.dispatcher.enqueue(core, node, worker, may_run_it);
             }
         }
         match node.notify.release(seen) {
