@@ -48,6 +48,8 @@ FB_DEVICE u64 fb_release64(u64 *p, u64 v) { u64 o; asm volatile("atom.release.gp
 FB_DEVICE u32 fb_try(u32 *p, u32 is, u32 v) { u32 o; asm volatile("atom.relaxed.gpu.global.cas.b32 %0, [%1], %2, %3;" : "=r"(o) : "l"(p), "r"(is), "r"(v) : "memory"); return o; }
 // What was done before is seen, on the device, before what is done after.
 FB_DEVICE void fb_fence(void) { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+// Of two who each do something, come here, and look for what the other did, one sees it.
+FB_DEVICE void fb_fence_all(void) { asm volatile("fence.sc.gpu;" ::: "memory"); }
 // Behind what was written to memory of the host, before the task ends: the host hears of that.
 FB_DEVICE void fb_to_host(void) { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 // Sixteen bytes at once: whoever sees the last word sees the others.
@@ -158,6 +160,12 @@ FB_DEVICE u64 fb_release64(u64 *p, u64 v) { FB_STEP(); return __atomic_fetch_or(
 FB_DEVICE u32 fb_try(u32 *p, u32 is, u32 v) { FB_STEP(); __atomic_compare_exchange_n(p, &is, v, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE); return is; }
 // Nothing to do: what follows it here is stored with release.
 FB_DEVICE void fb_fence(void) {}
+// ThreadSanitizer knows no fences, and the steps before and after are ordered where it runs.
+FB_DEVICE void fb_fence_all(void) {
+#ifndef __SANITIZE_THREAD__
+  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+#endif
+}
 FB_DEVICE void fb_to_host(void) {}
 FB_DEVICE void fb_store_quad_sys(u32 *p, u32 a, u32 b, u32 c, u32 last) {
   FB_STEP();

@@ -192,6 +192,14 @@ FB_DEVICE void fb_tidy(Heap *h, u32 c, u32 p) {
   if (fb_load(&page->used) < slots && fb_load(&page->kind) == c + 1) fb_set_add(&h->sets, c, p);
 }
 
+// Whether nothing of a page of class c is taken, or being moved.
+FB_DEVICE bool fb_unused(Heap *h, u32 p, u32 c) {
+  if (fb_load(&fb_page(h, p)->used) != 0 || fb_load(&fb_page(h, p)->kind) != c + 1) return false;
+  for (u32 i = 0; i < fb_class_words(c); i++)
+    if (fb_peek64(fb_word(h, p * FB_PAGE_WORDS + i)) != fb_word_full(c, i)) return false;
+  return true;
+}
+
 // Makes a page that its class has no use for nobody's. The caller has taken it from the set of empty pages.
 FB_DEVICE bool fb_retire(Heap *h, u32 p) {
   const u32 kind = fb_load(&fb_page(h, p)->kind);
@@ -199,6 +207,7 @@ FB_DEVICE bool fb_retire(Heap *h, u32 p) {
   const u32 c = kind - 1, n = fb_class_words(c);
   u64 *words = fb_word(h, p * FB_PAGE_WORDS);
   u32 taken = 0;
+  fb_fence_all();
   while (taken < n && fb_try64(&words[taken], fb_word_full(c, taken), 0) == fb_word_full(c, taken)) taken++;
   // All of it is free, and whoever has freed has counted it, by what is this class's.
   if (taken == n && fb_load(&fb_page(h, p)->used) == 0) {
@@ -206,8 +215,12 @@ FB_DEVICE bool fb_retire(Heap *h, u32 p) {
     fb_store(&fb_page(h, p)->kind, FB_PAGE_FREE);
     return true;
   }
-  // Somebody has a slot, or is about to say that all is free. (Of two who try to retire it the second gets not even the first word.)
+  if (taken == 0) return false;
+  // Somebody has a slot, or is about to say that all is free. Who did so meanwhile may have been heard by another, who did not
+  // get the first word: so whoever gives words back says it again.
   while (taken-- > 0) fb_or64(&words[taken], fb_word_full(c, taken));
+  fb_fence_all();
+  if (fb_unused(h, p, c)) fb_set_add(&h->sets, FB_SET_EMPTY, p);
   return false;
 }
 

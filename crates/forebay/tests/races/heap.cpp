@@ -349,6 +349,41 @@ static void uncounted(u32 seed) {
   a.whole();
 }
 
+// Two want the only page for themselves and give up, because a third has slots of it now and then: when all have ended, it is
+// known that nothing of it is taken.
+static void given_up(u32 seed) {
+  Arena a(75000, 3, 1, seed);
+  CHECK(a.heap->pages == 1);
+  // The last word of the smallest slots: all others are taken from it before it is looked at, and are given back after it.
+  const u32 c = 0, last = FB_PAGE_WORDS - 1;
+  for (u32 i = 0; i < 200; i++) {
+    void *first = fb_malloc(a.heap, 16);
+    const u32 got = fb_claim(a.heap, last, fb_peek64(fb_word(a.heap, last)), c, 32, 0);
+    CHECK(first && got);
+    CHECK(fb_free(a.heap, first) == FB_FREED);
+    fb_set_add(&a.heap->sets, FB_SET_EMPTY, 0);
+    std::atomic<u32> here{0};
+    std::atomic<bool> given{false};
+    std::vector<std::thread> all;
+    for (u32 t = 0; t < 3; t++) all.emplace_back([&, t] {
+      for (here++; here < 3;) {}
+      if (t == 0) {
+        for (u32 k = 0; k < i % 50; k++) fb_peek64(fb_word(a.heap, last));
+        fb_give(a.heap, last, c, got);
+        given = true;
+      } else {
+        for (bool end = false; !end;) {
+          end = given;
+          if (void *at = fb_malloc(a.heap, FB_PAGE)) CHECK(fb_free(a.heap, at) == FB_FREED);
+        }
+      }
+    });
+    for (auto &t : all) t.join();
+    a.settled();
+  }
+  a.whole();
+}
+
 // Threads take pages out of a set and put them in again: none is lost.
 static void sets(u32 seed) {
   std::vector<u64> words(200);
@@ -440,6 +475,7 @@ int main(int argc, char **argv) {
       twice(seed);
       wanted(seed);
       uncounted(seed);
+      given_up(seed);
     }
   }
   printf("%u seeds\n", n);
