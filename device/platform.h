@@ -189,12 +189,16 @@ FB_DEVICE u64 fb_cas64(u64 *p, u64 is, u64 v) { FB_STEP(); __atomic_compare_exch
 FB_DEVICE u32 fb_ones(u32 v) { return (u32)__builtin_popcount(v); }
 FB_DEVICE u32 fb_lowest(u64 v) { return (u32)__builtin_ctzll(v); }
 FB_DEVICE u32 fb_highest(u64 v) { return 63 - (u32)__builtin_clzll(v); }
-// A number for the thread, from 0 on in the order of first use.
+// A number for the thread, from 0 on in the order of first use; a test may say it.
 FB_DEVICE u32 fb_processor(void) {
+#ifdef FB_PROCESSOR
+  return FB_PROCESSOR;
+#else
   static u32 next;
   static thread_local u32 mine = 0;
   if (mine == 0) mine = __atomic_add_fetch(&next, 1, __ATOMIC_RELAXED);
   return mine - 1;
+#endif
 }
 FB_DEVICE void fb_relax(void) { sched_yield(); }
 // Cores are not the grid's own: after a while it looks only now and then.
@@ -222,9 +226,11 @@ FB_DEVICE void fb_meet(u32) {}
 FB_DEVICE u32 fb_here_add(u32 *p, u32 v) { const u32 is = *p; *p += v; return is; }
 FB_DEVICE void fb_here_min(u32 *p, u32 v) { if (v < *p) *p = v; }
 #endif
-// None where there is no counter that is cheap to read.
+// None where there is no counter that is cheap to read; a test may say it.
 FB_DEVICE u64 fb_cycles(void) {
-#if defined(__x86_64__)
+#if defined(FB_CYCLES)
+  return FB_CYCLES;
+#elif defined(__x86_64__)
   return __builtin_ia32_rdtsc();
 #else
   return 0;

@@ -332,7 +332,8 @@ FB_DEVICE bool fb_take_range(Heap *h, u64 first, u64 n) {
 }
 
 // The beginning of `n` free pages in a row, taken; FB_NO_PAGE when there are none. From the end on, away from small pieces.
-FB_DEVICE u32 fb_take_pages(Heap *h, u64 n) {
+// Adds to `moves` how often it took some.
+FB_DEVICE u32 fb_take_pages(Heap *h, u64 n, u32 *moves) {
   u64 run = 0;
   for (u64 word = (h->pages + 63) / 64; word-- > 0;) {
     if (h->sets.levels > 1 && (word & 63) == 63 && fb_load64(fb_set_word(&h->sets, FB_SET_POOL, 1, (u32)(word / 64))) == 0) {
@@ -346,6 +347,7 @@ FB_DEVICE u32 fb_take_pages(Heap *h, u64 n) {
     else for (u32 bit = 64; bit-- > 0;) {
       run = v >> bit & 1 ? run + 1 : 0;
       if (run < n) continue;
+      *moves += 1;
       if (fb_take_range(h, word * 64 + bit, n)) return (u32)(word * 64 + bit);
       run = 0;
     }
@@ -353,23 +355,34 @@ FB_DEVICE u32 fb_take_pages(Heap *h, u64 n) {
   return FB_NO_PAGE;
 }
 
+// As fb_take_pages, also from pages that classes have no use for, which may fill the gap. Adds to `moves` if it moved any.
+FB_DEVICE u32 fb_gather_pages(Heap *h, u64 n, u32 *moves) {
+  const u32 p = fb_take_pages(h, n, moves);
+  if (p != FB_NO_PAGE || !fb_set_any(&h->sets, FB_SET_EMPTY)) return p;
+  bool any = false;
+  fb_add(&h->moving, 1);
+  for (u32 e; (e = fb_set_take_any(&h->sets, FB_SET_EMPTY, 0)) != FB_NO_PAGE;)
+    if (fb_retire(h, e)) {
+      fb_set_add(&h->sets, FB_SET_POOL, e);
+      any = true;
+    }
+  fb_add(&h->moved, 1);
+  *moves += 1;
+  return any ? fb_take_pages(h, n, moves) : FB_NO_PAGE;
+}
+
 FB_DEVICE void *fb_malloc_large(Heap *h, u64 bytes) {
   const u64 n = (bytes + FB_PAGE - 1) >> FB_PAGE_SHIFT;
   if (n > h->pages || bytes > ~0ull - FB_PAGE) return 0;
-  u32 p = fb_take_pages(h, n);
-  if (p == FB_NO_PAGE) {
-    // What classes have no use for may fill the gap.
-    if (!fb_set_any(&h->sets, FB_SET_EMPTY)) return 0;
-    bool any = false;
-    fb_add(&h->moving, 1);
-    for (u32 e; (e = fb_set_take_any(&h->sets, FB_SET_EMPTY, 0)) != FB_NO_PAGE;)
-      if (fb_retire(h, e)) {
-        fb_set_add(&h->sets, FB_SET_POOL, e);
-        any = true;
-      }
-    fb_add(&h->moved, 1);
-    if (!any || (p = fb_take_pages(h, n)) == FB_NO_PAGE) return 0;
-  }
+  u32 p, ended, begun, moves;
+  do {
+    moves = 0;
+    ended = fb_load(&h->moved);
+    p = fb_gather_pages(h, n, &moves);
+    begun = fb_load(&h->moving) - moves;
+    // As for slots: what somebody else moved may be there now.
+  } while (p == FB_NO_PAGE && begun != ended);
+  if (p == FB_NO_PAGE) return 0;
   // One wait for all of them.
   for (u64 i = 1; i < n; i++) fb_mark(&h->page[p + i].kind, FB_PAGE_TAIL);
   fb_mark(&h->page[p].pages, (u32)n);

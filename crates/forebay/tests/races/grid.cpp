@@ -9,15 +9,15 @@ struct Block {
 #endif
 };
 
-static void start(std::vector<std::thread> &threads, Grid *g, u32 b, Block *block) {
+static void start(Crew &crew, Grid *g, u32 b, Block *block) {
 #ifdef FB_LANES
-  for (u32 i = 0; i < FB_LANES; i++) threads.emplace_back([=] {
+  for (u32 i = 0; i < FB_LANES; i++) crew.add([=] {
     meetings = &block->meetings;
     lane = i;
     fb_stay(g, b, &block->shared);
   });
 #else
-  threads.emplace_back([=] { fb_stay(g, b, &block->shared); });
+  crew.add([=] { fb_stay(g, b, &block->shared); });
 #endif
 }
 
@@ -25,6 +25,9 @@ static void once(u32 seed) {
   srand(seed);
 #ifdef FB_LANES
   const u32 most = 3, tasks = 30;
+#elif defined(FB_PROCESSOR)
+  // By turns few tasks are enough, and more of the orders that they can have are tried.
+  const u32 most = 4, tasks = 1 + rand() % 14;
 #else
   const u32 most = 5, tasks = 60;
 #endif
@@ -59,9 +62,9 @@ static void once(u32 seed) {
   g.beats = beats.data();
   g.control = &control;
 
-  std::vector<std::thread> threads;
+  Crew crew(seed);
   std::vector<Block> all(blocks);
-  for (u32 b = 0; b < blocks; b++) start(threads, &g, b, &all[b]);
+  for (u32 b = 0; b < blocks; b++) start(crew, &g, b, &all[b]);
   // With the end of the grid right behind what was submitted, which is done all the same.
   const bool drained = rand() % 2;
   // Sometimes all tasks are of one kind, and all have limits, or none, or some of them.
@@ -84,8 +87,8 @@ static void once(u32 seed) {
     if (status == 0) CHECK(words[0] == diamonds[r][ticket] && words[1] == 0);
   };
   const u32 last = tasks - (ring < tasks ? ring : tasks);
-  std::vector<std::thread> producers;
-  for (u32 r = 0; r < 2; r++) producers.emplace_back([&, r] {
+  u32 producers = 2;
+  for (u32 r = 0; r < 2; r++) crew.add([&, r] {
     unsigned random = seed * 2 + r;
     std::vector<u64> &want = wants[r];
     for (u32 ticket = 0; ticket < tasks; ticket++) {
@@ -122,10 +125,9 @@ static void once(u32 seed) {
       submit(&slots[r][ticket & (ring - 1)], s);
     }
     for (u32 ticket = last; ticket < tasks && !drained; ticket++) finished(r, ticket);
+    if (fb_add(&producers, -1u) == 1) fb_store_sys(&control.stop, drained ? FB_STOP_DRAIN : FB_STOP_NOW);
   });
-  for (auto &p : producers) p.join();
-  fb_store_sys(&control.stop, drained ? FB_STOP_DRAIN : FB_STOP_NOW);
-  for (auto &t : threads) t.join();
+  crew.run();
   for (u32 r = 0; r < 2 && drained; r++)
     for (u32 ticket = last; ticket < tasks; ticket++) finished(r, ticket);
   // Everything is where it was.

@@ -1,5 +1,6 @@
-//! The resident grid's and the heap's device code under ThreadSanitizer, with random schedules: no task is lost, done twice or
-//! torn, no two have the same memory, and all of it comes back.
+//! The resident grid's and the heap's device code with random schedules: no task is lost, done twice or torn, no two have the
+//! same memory, and all of it comes back. Twice: with threads, under ThreadSanitizer, and with threads by turns (turns.cpp),
+//! which finds what takes a rare order of steps but no weak order of memory.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -10,24 +11,9 @@ use forebay::resident::Builder;
 /// Far longer than it takes, on a machine that has other things to do as well.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Steps of the code become places where another thread may come in between.
-const PRELUDE: &str = "
-#include <sched.h>
-#include <unistd.h>
-#include <atomic>
-// A test may have a thread be away for so long that others get far, µs.
-static thread_local unsigned away;
-static inline void fb_step() {
-  static std::atomic<unsigned> seeds{1};
-  static thread_local unsigned x = seeds.fetch_add(0x9E3779B9u) | 1;
-  x ^= x << 13; x ^= x >> 17; x ^= x << 5;
-  if ((x & 15) == 0 && away) usleep(away);
-  else if ((x & 15) == 0) sched_yield();
-}
-#define FB_STEP fb_step
-#define FB_LOCAL 4
-#define FB_TAKES 3
-";
+/// What steps of the code are: places where another thread may come in between, or where it is drawn who goes on.
+const THREADS: &str = include_str!("threads.cpp");
+const TURNS: &str = include_str!("turns.cpp");
 
 /// A block is a thread.
 const ONE_LANE: &str = "
@@ -36,93 +22,7 @@ const ONE_LANE: &str = "
 #define FB_LOW 1
 ";
 
-/// A block is six threads, in warps of three.
-const SIX_LANES: &str = "
-#define FB_SEES_URGENT 2
-#define FB_SEES 3
-#define FB_LOW 2
-#define FB_LANES 6
-#define FB_WARP 3
-// Where lanes wait for each other. Only a barrier orders what they do elsewhere: what they tell each other does not, and then
-// the sanitizer must not believe that it does.
-struct Meeting {
-  std::atomic<unsigned> here{0}, round{0};
-  void meet(unsigned n, std::memory_order come = std::memory_order_acq_rel, std::memory_order go = std::memory_order_acquire) {
-    const unsigned is = round.load(std::memory_order_relaxed);
-    if (here.fetch_add(1, come) + 1 == n) {
-      here.store(0, std::memory_order_relaxed);
-      round.fetch_add(1, come);
-    } else {
-      while (round.load(go) == is) sched_yield();
-    }
-  }
-  void pass(unsigned n) { meet(n, std::memory_order_relaxed, std::memory_order_relaxed); }
-};
-struct Meetings {
-  Meeting all, warp[FB_LANES / FB_WARP];
-  std::atomic<unsigned long long> said[FB_LANES];
-  void say(unsigned lane, unsigned long long v) { said[lane].store(v, std::memory_order_relaxed); }
-  unsigned long long said_by(unsigned lane) { return said[lane].load(std::memory_order_relaxed); }
-};
-static thread_local Meetings *meetings;
-static thread_local unsigned lane;
-static inline unsigned fb_lane() { return lane; }
-static inline unsigned fb_lanes() { return FB_LANES; }
-static inline unsigned fb_in_crew() { return lane; }
-static inline unsigned fb_warp() { return lane / FB_WARP; }
-static inline unsigned fb_in_warp() { return lane % FB_WARP; }
-static inline void fb_barrier() { meetings->all.meet(FB_LANES); }
-static inline void fb_together() { meetings->warp[lane / FB_WARP].meet(FB_WARP); }
-// Without an order for anything else.
-static inline void fb_pass(unsigned lanes) { meetings->warp[lane / FB_WARP].pass(lanes); }
-static inline unsigned fb_lane_of(unsigned i) { return lane / FB_WARP * FB_WARP + i; }
-static inline unsigned long long fb_tell64(unsigned long long v, unsigned from) {
-  meetings->say(lane, v);
-  fb_pass(FB_WARP);
-  const unsigned long long told = meetings->said_by(fb_lane_of(from));
-  fb_pass(FB_WARP);
-  return told;
-}
-static inline unsigned fb_tell(unsigned v, unsigned from) { return (unsigned)fb_tell64(v, from); }
-static inline unsigned fb_votes(bool yes) {
-  unsigned votes = 0;
-  for (unsigned i = 0; i < FB_WARP; i++) votes |= (unsigned)fb_tell64(yes, i) << i;
-  return votes;
-}
-// The lanes that call something together: a test says which of a warp.
-static thread_local unsigned together = (1u << FB_WARP) - 1;
-static inline void fb_meet(unsigned present) { meetings->warp[lane / FB_WARP].meet(__builtin_popcount(present)); }
-static inline unsigned fb_present() { return together; }
-static inline unsigned fb_alike(unsigned present, unsigned v) {
-  const unsigned lanes = __builtin_popcount(present);
-  unsigned alike = 0;
-  meetings->say(lane, v);
-  fb_pass(lanes);
-  for (unsigned i = 0; i < FB_WARP; i++) if (present >> i & 1) alike |= (meetings->said_by(fb_lane_of(i)) == v) << i;
-  fb_pass(lanes);
-  return alike;
-}
-static inline bool fb_all_alike(unsigned present, unsigned v) { return fb_alike(present, v) == present; }
-static inline unsigned long long fb_from(unsigned present, unsigned long long v, unsigned from) {
-  const unsigned lanes = __builtin_popcount(present);
-  meetings->say(lane, v);
-  fb_pass(lanes);
-  const unsigned long long told = meetings->said_by(fb_lane_of(from));
-  fb_pass(lanes);
-  return told;
-}
-static inline unsigned fb_union(unsigned present, unsigned bits) {
-  unsigned all = 0;
-  for (unsigned i = 0; i < FB_WARP; i++) if (present >> i & 1) all |= (unsigned)fb_from(present, bits, i);
-  return all;
-}
-static inline bool fb_some_say(unsigned present, bool yes) { return fb_union(present, yes) != 0; }
-static inline unsigned fb_here_add(unsigned *p, unsigned v) { fb_step(); return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
-static inline void fb_here_min(unsigned *p, unsigned v) {
-  unsigned is = __atomic_load_n(p, __ATOMIC_RELAXED);
-  while (v < is && !__atomic_compare_exchange_n(p, &is, v, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
-}
-";
+const SIX_LANES: &str = include_str!("lanes.cpp");
 
 /// For graphs of a hundred vertices.
 const SMALL_GRAPHS: &str = "
@@ -168,9 +68,9 @@ TASK_PER_THREAD(diamond_side) { count(arg(t, 0), 1); fb_release(c, (u32)arg(t, 1
 TASK(diamond_end) { if (fb_lane() == 0) *(u64 *)fb_result(c) = __atomic_load_n((u64 *)arg(t, 0), __ATOMIC_RELAXED) == arg(t, 1); }
 ";
 
-fn build(dir: &Path, prelude: &str, text: &str, sanitizer: &str) -> Option<std::path::PathBuf> {
+fn build(dir: &Path, text: &str, sanitizer: &str) -> Option<std::path::PathBuf> {
     let (source, out) = (dir.join("source.cpp"), dir.join(format!("races-{sanitizer}")));
-    std::fs::write(&source, format!("{PRELUDE}{prelude}{text}")).ok()?;
+    std::fs::write(&source, text).ok()?;
     let mut command = Command::new("g++");
     command.args([
         "-std=c++17",
@@ -226,11 +126,12 @@ fn run(program: &Path, first: u32, seeds: u32) -> Result<(), String> {
     if out.status.success() { Ok(()) } else { Err(text) }
 }
 
-fn all(name: &str, prelude: &str, text: &str, seeds: [u32; 3]) {
+/// So many seeds without a sanitizer, with ThreadSanitizer, and with that for undefined behaviour; without those that have none.
+fn all(name: &str, parts: &[&str], seeds: [u32; 3]) {
     let dir = std::env::temp_dir().join(format!("forebay-races-{name}-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
-    for (sanitizer, seeds) in ["", "thread", "undefined"].into_iter().zip(seeds) {
-        match build(&dir, prelude, text, sanitizer) {
+    for (sanitizer, seeds) in ["", "thread", "undefined"].into_iter().zip(seeds).filter(|s| s.1 > 0) {
+        match build(&dir, &parts.join("\n"), sanitizer) {
             None => eprintln!("skipped: g++ with {sanitizer:?} is not here"),
             Some(program) => run(&program, 1, seeds).unwrap_or_else(|e| panic!("{sanitizer:?}: {e}")),
         }
@@ -238,15 +139,23 @@ fn all(name: &str, prelude: &str, text: &str, seeds: [u32; 3]) {
     std::fs::remove_dir_all(dir).unwrap();
 }
 
+const HEAP: &str = "#include \"forebay_heap.cuh\"";
+const ARENA: &str = include_str!("arena.cpp");
+
 #[test]
 fn no_task_is_lost_done_twice_or_torn() {
-    all("grid", ONE_LANE, &grid(), [400, 60, 60]);
+    all("grid", &[THREADS, ONE_LANE, &grid()], [400, 60, 60]);
+}
+
+#[test]
+fn no_task_is_lost_whoever_is_away_for_how_long() {
+    all("grid-turns", &[TURNS, ONE_LANE, &grid()], [2000, 0, 200]);
 }
 
 /// What a GPU does with the lanes of a block, with threads for them.
 #[test]
 fn lanes_of_a_block_take_make_and_end_tasks_at_the_same_time() {
-    all("lanes", SIX_LANES, &grid(), [80, 25, 10]);
+    all("lanes", &[THREADS, SIX_LANES, &grid()], [80, 25, 10]);
 }
 
 /// The benchmark's search, of which a block of one lane goes only half the ways.
@@ -255,8 +164,7 @@ fn lanes_of_a_block_search_a_graph_together() {
     let text = include_str!("../../../forebay-cli/src/bench/resident/tasks.cu");
     let functions = ["echo", "chain", "hop", "work", "tree", "softmax", "sweep", "many", "one_level", "level"];
     let tasks = Builder::new(text).functions(functions);
-    let prelude = format!("{SIX_LANES}{SMALL_GRAPHS}");
-    all("search", &prelude, &with_setup(&tasks, include_str!("search.cpp")), [200, 50, 10]);
+    all("search", &[THREADS, SIX_LANES, SMALL_GRAPHS, &with_setup(&tasks, include_str!("search.cpp"))], [200, 50, 10]);
 }
 
 fn grid() -> String {
@@ -272,15 +180,16 @@ fn with_setup(tasks: &Builder, test: &str) -> String {
 /// By the header that any program may include.
 #[test]
 fn no_two_have_the_same_memory_and_all_of_it_comes_back() {
-    all("heap", "", &heap(), [1500, 100, 100]);
+    all("heap", &[THREADS, HEAP, ARENA, include_str!("heap.cpp")], [1500, 100, 100]);
+}
+
+#[test]
+fn what_is_free_can_be_had_whoever_is_away_for_how_long() {
+    all("heap-turns", &[TURNS, HEAP, ARENA, include_str!("heap_turns.cpp")], [40000, 0, 4000]);
 }
 
 /// What lanes of a warp do together, with threads for them.
 #[test]
 fn lanes_of_a_warp_allocate_and_free_together() {
-    all("heap-lanes", SIX_LANES, &heap(), [300, 40, 40]);
-}
-
-fn heap() -> String {
-    format!("#include \"forebay_heap.cuh\"\n{}", include_str!("heap.cpp"))
+    all("heap-lanes", &[THREADS, SIX_LANES, HEAP, ARENA, include_str!("heap.cpp")], [300, 40, 40]);
 }
