@@ -244,9 +244,9 @@ fn an_interactive_graph_comes_through_beside_a_hog() {
     }
     let (normal, first) = (latency(Class::Normal), latency(Class::Interactive));
     println!("median and 95 %, µs: normal {normal:?}, interactive {first:?}");
-    // Alone it takes 3 ms; beside four busy threads on two cores at least half as long again.
+    // Whatever else the machine does: both were measured beside it.
     assert!(first.1 < normal.1, "{first:?} {normal:?}");
-    assert!(first.0 < 4500, "{first:?} {normal:?}");
+    assert!(first.0 * 5 < normal.0 * 4, "{first:?} {normal:?}");
 }
 
 #[test]

@@ -89,6 +89,36 @@ static void by_turns(u32 seed) {
   a.whole();
 }
 
+// Pages come out of a set of three levels and go back: none is lost, none is there twice, and all are
+// found again.
+static void sets(u32 seed) {
+  srand(seed);
+  std::vector<u64> words(200);
+  PageSets s = {};
+  const u32 pages = 4097 + rand() % 100, threads = 2 + rand() % 3, each = 1 + rand() % 6;
+  CHECK(fb_measure_set(pages, &s) < words.size() && s.levels == 3);
+  s.words = words.data();
+  // Few pages, of which some share words of one level or another.
+  std::vector<u32> all, near = {0, 1, 64, 4095, 4096};
+  for (u32 p : near) if (rand() % 2) all.push_back(p), fb_set_add(&s, 0, p);
+  std::vector<u32> owner(pages);
+  Turns turns(seed);
+  for (u32 t = 0; t < threads; t++) turns.add([&, t] {
+    unsigned random = seed * 31 + t;
+    for (u32 i = 0; i < each; i++) {
+      const u32 p = fb_set_take_any(&s, 0, rand_r(&random) % 3);
+      if (p == FB_NO_PAGE) continue;
+      CHECK(owner[p]++ == 0);
+      fb_step();
+      owner[p]--;
+      fb_set_add(&s, 0, p);
+    }
+  });
+  turns.run();
+  for (u64 i = 0; i < all.size(); i++) CHECK(fb_set_take_any(&s, 0, 0) != FB_NO_PAGE);
+  CHECK(fb_set_take_any(&s, 0, 0) == FB_NO_PAGE);
+}
+
 // Of two who free the same thing one is told.
 static void twice(u32 seed) {
   srand(seed);
@@ -107,6 +137,7 @@ int main(int argc, char **argv) {
   const u32 first = (u32)atoi(argv[1]), n = (u32)atoi(argv[2]);
   for (u32 seed = first; seed < first + n; seed++) {
     by_turns(seed);
+    sets(seed);
     if (seed % 16 == 0) twice(seed);
   }
   printf("%u seeds\n", n);
