@@ -25,6 +25,7 @@ pub mod opencl;
 pub mod portable;
 mod queue;
 pub mod sim;
+mod sync;
 mod transfer;
 
 pub use error::{DriverError, Error, Result};

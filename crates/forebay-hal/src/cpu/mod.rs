@@ -5,6 +5,7 @@ mod fair;
 mod helpers;
 mod parfor;
 mod pool;
+mod sleep;
 pub mod streaming;
 
 pub use device::{CpuDevice, HostMemory, run_kernel};

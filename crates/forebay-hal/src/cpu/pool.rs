@@ -6,22 +6,20 @@
 //! those that are so long that it does not matter where they wait, and for those that a worker's queue has no room for.
 //! [`Pool::parallel_for`] splits a loop: the caller works too, and idle workers join.
 //!
-//! Sleeping follows one rule. A worker announces that it sleeps (RMW on `sleepers`), looks everywhere once more, then
-//! parks. Whoever makes work visible fences, then reads `sleepers`. One of the two sees the other, and an idle pool uses
-//! no CPU. Who wakes one takes it from the list and leaves it a token under the list's lock; one that finds a job in its last
-//! look passes on what it was woken for, and wakes another if there is more in the shared queue: nobody was woken for that
-//! while it searched. A worker that queues jobs for itself wakes a sleeper only when the jobs, by their estimates, outweigh a
-//! wake-up; before it runs a long job, or blocks ([`about_to_block`]), it makes up for that. Who submits a short job from
-//! elsewhere while a worker is at short jobs looks whether that one takes it, for as long as a wake-up costs, and wakes a
-//! sleeper then: an estimate may be wrong, and a short job block for once.
+//! Workers with nothing to do sleep ([`super::sleep`]), and an idle pool uses no CPU. A worker that queues jobs for itself
+//! wakes a sleeper only when the jobs, by their estimates, outweigh a wake-up; before it runs a long job, or blocks
+//! ([`about_to_block`]), it makes up for that. Who submits a short job from elsewhere while a worker is at short jobs looks
+//! whether that one takes it, for as long as a wake-up costs, and wakes a sleeper then: an estimate may be wrong, and a short
+//! job block for once.
 
 use std::cell::{Cell, UnsafeCell};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::thread::{JoinHandle, Thread};
+use std::thread::JoinHandle;
 
 use super::fair::{Fair, Turn};
 use super::parfor::{Loop, Loops};
+use super::sleep::{Look, Sleep};
 
 /// Jobs in a worker's own queue before they overflow into the shared one.
 const LOCAL_QUEUE: usize = 256;
@@ -35,8 +33,6 @@ const SLOT_BURST: u32 = 16;
 const TURN: u32 = 32;
 /// What a long job counts as in both.
 const LONG_JOBS: u32 = 8;
-/// Searches without success before a worker sleeps: about 20 µs, the order of one futex wake-up.
-const SPIN_ROUNDS: u32 = 200;
 /// Queued work, in estimated ns, that is worth waking a sleeper for: a futex wake-up costs the waker 2 to 5 µs and the
 /// woken 5 to 45 (measured), so below this the worker is done sooner alone.
 const WAKE_NS: u32 = 10_000;
@@ -68,13 +64,9 @@ pub(super) struct Shared {
     overflow_len: AtomicUsize,
     stealers: Vec<st3::fifo::Stealer<Job>>,
     pub(super) loops: Loops,
-    sleepers: AtomicUsize,
-    searching: AtomicUsize,
+    sleep: Sleep,
     /// Workers that run a long job, or block in one.
     long: AtomicUsize,
-    asleep: Mutex<Vec<usize>>,
-    threads: OnceLock<Vec<Thread>>,
-    wake: Vec<AtomicBool>,
     stop: AtomicBool,
     idle_hooks: Mutex<Vec<IdleHook>>,
 }
@@ -144,12 +136,8 @@ impl Pool {
             overflow_len: AtomicUsize::new(0),
             stealers: queues.iter().map(st3::fifo::Worker::stealer).collect(),
             loops: Loops::default(),
-            sleepers: AtomicUsize::new(0),
-            searching: AtomicUsize::new(0),
+            sleep: Sleep::new(workers),
             long: AtomicUsize::new(0),
-            asleep: Mutex::new(Vec::with_capacity(workers)),
-            threads: OnceLock::new(),
-            wake: (0..workers).map(|_| AtomicBool::new(false)).collect(),
             stop: AtomicBool::new(false),
             idle_hooks: Mutex::default(),
         });
@@ -157,6 +145,7 @@ impl Pool {
         for (index, queue) in queues.into_iter().enumerate() {
             let shared = shared.clone();
             let spawned = std::thread::Builder::new().name(format!("forebay-{index}")).spawn(move || {
+                shared.sleep.sit(index);
                 let worker = Worker::new(index, queue, shared);
                 worker.here(|| worker.main());
             });
@@ -172,8 +161,6 @@ impl Pool {
                 }
             }
         }
-        let _ = shared.threads.set(handles.iter().map(|h| h.thread().clone()).collect());
-        handles.iter().for_each(|h| h.thread().unpark());
         Arc::new(Pool { shared, handles })
     }
 
@@ -201,7 +188,7 @@ impl Pool {
 
     /// Workers that sleep because there is nothing to do, at this moment.
     pub fn sleepers(&self) -> usize {
-        self.shared.sleepers.load(Ordering::Relaxed)
+        self.shared.sleep.sleepers()
     }
 
     /// Submits a job from any thread.
@@ -225,9 +212,12 @@ impl Pool {
         self.shared.push_overflow(job, turn);
         fence(Ordering::SeqCst);
         let s = &*self.shared;
-        let asleep = s.sleepers.load(Ordering::Relaxed);
+        let asleep = s.sleep.sleepers();
+        if asleep == 0 {
+            return;
+        }
         let at_short_ones = s.stealers.len().saturating_sub(asleep) > s.long.load(Ordering::Relaxed);
-        if asleep > 0 && at_short_ones && job.cost_ns <= WAKE_NS {
+        if at_short_ones && job.cost_ns <= WAKE_NS {
             for _ in 0..PATIENCE {
                 if s.overflow_len.load(Ordering::Relaxed) == 0 {
                     return;
@@ -235,7 +225,7 @@ impl Pool {
                 std::hint::spin_loop();
             }
         }
-        s.signal();
+        s.sleep.signal();
     }
 
     /// Calls `f` on this thread with a worker to submit jobs to: this one, if it is one of the pool's; otherwise the workers
@@ -272,10 +262,7 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
-        for (i, h) in self.handles.iter().enumerate() {
-            self.shared.wake[i].store(true, Ordering::SeqCst);
-            h.thread().unpark();
-        }
+        self.shared.sleep.wake_all();
         let me = std::thread::current().id();
         for h in self.handles.drain(..) {
             // The last handle may go away inside a job; a thread cannot join itself.
@@ -303,30 +290,6 @@ impl Shared {
         job
     }
 
-    /// Wakes one sleeper unless somebody already searches, who will find the work.
-    pub(super) fn signal(&self) {
-        fence(Ordering::SeqCst);
-        if self.sleepers.load(Ordering::Relaxed) > 0 && self.searching.load(Ordering::Relaxed) == 0 {
-            self.wake_one();
-        }
-    }
-
-    pub(super) fn sleepers(&self) -> usize {
-        self.sleepers.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn wake_one(&self) {
-        let mut asleep = self.asleep.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(i) = asleep.pop() else { return };
-        // All under the lock: whoever finds itself gone from the list finds the token there, and takes it. One that came
-        // later would cut a later sleep short, with the sleeper still on the list, and its wake-up lost on it.
-        self.sleepers.fetch_sub(1, Ordering::SeqCst);
-        self.wake[i].store(true, Ordering::Release);
-        drop(asleep);
-        // Before all threads have begun `new` does that.
-        self.threads.get().into_iter().for_each(|t| t[i].unpark());
-    }
-
     pub(super) fn parallel_for(&self, n: usize, grain: usize, f: &(dyn Fn(usize, usize) + Sync)) {
         let grain = grain.max(1);
         if n <= grain || self.stealers.len() < 2 {
@@ -340,9 +303,9 @@ impl Shared {
         let work = Loop::new(n, grain, f);
         self.loops.open(&work);
         fence(Ordering::SeqCst);
-        let helpers = work.ranges().saturating_sub(1).min(self.sleepers());
+        let helpers = work.ranges().saturating_sub(1).min(self.sleep.sleepers());
         for _ in 0..helpers {
-            self.wake_one();
+            self.sleep.wake_one();
         }
         work.help();
         self.loops.close(&work);
@@ -378,7 +341,7 @@ impl Worker {
         }
         if any {
             self.unsignalled.set(0);
-            self.shared.signal();
+            self.shared.sleep.signal();
         }
     }
 
@@ -435,7 +398,7 @@ impl Worker {
         let queued = self.unsignalled.get();
         if queued != 0 && queued.saturating_add(ahead_ns) > WAKE_NS {
             self.unsignalled.set(0);
-            self.shared.signal();
+            self.shared.sleep.signal();
         }
     }
 
@@ -474,21 +437,6 @@ impl Worker {
     fn own(&self) -> Option<Job> {
         // SAFETY: as in `submit_back`.
         unsafe { &*self.queue.get() }.pop()
-    }
-
-    fn search(&self) -> Option<Job> {
-        if let Some(job) = self.own().or_else(|| self.shared.pop_overflow()) {
-            return Some(job);
-        }
-        let n = self.shared.stealers.len();
-        for i in 1..n {
-            // SAFETY: as in `submit_back`.
-            let queue = unsafe { &*self.queue.get() };
-            if let Ok((job, _)) = self.shared.stealers[(self.index + i) % n].steal_and_pop(queue, |n| n - n / 2) {
-                return Some(job);
-            }
-        }
-        None
     }
 
     /// The next job: what was made last, the own queue, the shared one, other workers'; each has its turn. None when the pool
@@ -539,66 +487,44 @@ impl Worker {
         let s = &*self.shared;
         // Another worker in here does the same.
         if let Ok(mut hooks) = s.idle_hooks.try_lock() {
-            hooks.retain(|h| h(s.sleepers.load(Ordering::Relaxed)));
+            hooks.retain(|h| h(s.sleep.sleepers()));
         }
-        loop {
-            // At most half of the workers search at a time: work then tends to stay on the cores where its data is.
-            let most = (s.stealers.len() / 2).max(1);
-            let rounds = if s.searching.fetch_add(1, Ordering::SeqCst) < most { SPIN_ROUNDS } else { 1 };
-            let mut found = None;
-            for round in 0..rounds {
-                if s.stop.load(Ordering::Relaxed) {
-                    s.searching.fetch_sub(1, Ordering::SeqCst);
-                    return None;
-                }
-                if s.loops.any() {
-                    s.loops.help_one();
-                }
-                found = self.search();
-                if found.is_some() {
-                    break;
-                }
-                if round % 8 == 7 { std::thread::yield_now() } else { std::hint::spin_loop() }
-            }
-            s.searching.fetch_sub(1, Ordering::SeqCst);
-            if found.is_some() {
-                // There may be more where this came from: the next sleeper looks.
-                if s.overflow_len.load(Ordering::Relaxed) > 0 {
-                    s.signal();
-                }
-                return found;
-            }
-            s.asleep.lock().unwrap_or_else(PoisonError::into_inner).push(self.index);
-            s.sleepers.fetch_add(1, Ordering::SeqCst);
-            fence(Ordering::SeqCst);
-            let job = self.search();
-            if job.is_some() || s.loops.any() || s.stop.load(Ordering::SeqCst) {
-                let mut asleep = s.asleep.lock().unwrap_or_else(PoisonError::into_inner);
-                let at = asleep.iter().position(|&i| i == self.index);
-                at.map(|at| asleep.swap_remove(at));
-                drop(asleep);
-                if at.is_some() {
-                    s.sleepers.fetch_sub(1, Ordering::SeqCst);
-                } else {
-                    // Somebody is waking us; take the token so that the next park is not cut short.
-                    s.wake[self.index].store(false, Ordering::Relaxed);
-                }
-                if job.is_some() {
-                    // What we were woken for may be another job than this one; or there is one for which nobody was woken,
-                    // because we searched. The next sleeper looks.
-                    if at.is_none() {
-                        s.wake_one();
-                    } else if s.overflow_len.load(Ordering::Relaxed) > 0 {
-                        s.signal();
-                    }
-                    return job;
-                }
-                continue;
-            }
-            while !s.wake[self.index].swap(false, Ordering::Acquire) {
-                std::thread::park();
+        s.sleep.find(self.index, self)
+    }
+}
+
+impl Look for Worker {
+    type Job = Job;
+
+    fn stopped(&self) -> bool {
+        self.shared.stop.load(Ordering::SeqCst)
+    }
+
+    fn help(&self) {
+        self.shared.loops.help_one();
+    }
+
+    fn helps(&self) -> bool {
+        self.shared.loops.any()
+    }
+
+    fn search(&self) -> Option<Job> {
+        if let Some(job) = self.own().or_else(|| self.shared.pop_overflow()) {
+            return Some(job);
+        }
+        let n = self.shared.stealers.len();
+        for i in 1..n {
+            // SAFETY: as in `submit_back`.
+            let queue = unsafe { &*self.queue.get() };
+            if let Ok((job, _)) = self.shared.stealers[(self.index + i) % n].steal_and_pop(queue, |n| n - n / 2) {
+                return Some(job);
             }
         }
+        None
+    }
+
+    fn more(&self) -> bool {
+        self.shared.overflow_len.load(Ordering::Relaxed) > 0
     }
 }
 

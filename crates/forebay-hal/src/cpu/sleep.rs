@@ -1,0 +1,272 @@
+//! How workers sleep while there is nothing to do, and are woken.
+//!
+//! Rules:
+//! 1. A worker that has found nothing puts itself on the list of sleepers, counts itself in `sleepers`, fences, and looks
+//!    everywhere once more; then it parks. Whoever makes work visible fences, then reads `sleepers`. One of the two sees the
+//!    other.
+//! 2. Whoever wakes one takes it from the list and leaves it a token, both under the list's lock. A worker that finds itself
+//!    gone from the list takes the token: one that came later, or was left, would cut a later sleep short with the sleeper
+//!    still on the list, and its wake-up lost on it.
+//! 3. Nobody is woken for work while somebody searches. So a searcher that has found a job wakes the next one if there is
+//!    more in the queue for all, after it has stopped counting as a searcher.
+//! 4. One that finds a job in its last look although it was being woken passes that on: it was for another job, perhaps.
+//!
+//! Loom checks this (`RUSTFLAGS="--cfg loom" cargo test -p forebay-hal --lib --release sleep`).
+
+use std::sync::PoisonError;
+
+use crate::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, Parker, fence, yield_now};
+
+/// Searches without success before a worker sleeps: about 20 µs, the order of one futex wake-up.
+#[cfg(not(all(loom, test)))]
+const SPIN_ROUNDS: u32 = 200;
+#[cfg(all(loom, test))]
+const SPIN_ROUNDS: u32 = 1;
+
+/// What a worker does while it has no job.
+pub(super) trait Look {
+    type Job;
+    /// Whether there is nothing to be done any more.
+    fn stopped(&self) -> bool;
+    /// Helps where no job has to be taken for it.
+    fn help(&self);
+    /// Whether there is something to help with.
+    fn helps(&self) -> bool;
+    /// Takes a job from wherever there is one.
+    fn search(&self) -> Option<Self::Job>;
+    /// Whether there are more in the queue for all.
+    fn more(&self) -> bool;
+}
+
+/// Who sleeps, and who looks for work.
+pub(super) struct Sleep {
+    sleepers: AtomicUsize,
+    searching: AtomicUsize,
+    asleep: Mutex<Vec<usize>>,
+    /// A token for each worker; only ever swapped, so that there is one order of who did what with it.
+    wake: Vec<AtomicBool>,
+    /// Where each waits.
+    parkers: Vec<Parker>,
+}
+
+impl Sleep {
+    pub(super) fn new(workers: usize) -> Self {
+        Sleep {
+            sleepers: AtomicUsize::new(0),
+            searching: AtomicUsize::new(0),
+            asleep: Mutex::new(Vec::with_capacity(workers)),
+            wake: (0..workers).map(|_| AtomicBool::new(false)).collect(),
+            parkers: (0..workers).map(|_| Parker::default()).collect(),
+        }
+    }
+
+    /// The calling thread is worker `me`: said before it looks for work.
+    pub(super) fn sit(&self, me: usize) {
+        self.parkers[me].sit();
+    }
+
+    /// How many sleep, at this moment.
+    pub(super) fn sleepers(&self) -> usize {
+        self.sleepers.load(Ordering::Relaxed)
+    }
+
+    /// Wakes one sleeper for what has become visible, unless somebody searches, who will find it.
+    pub(super) fn signal(&self) {
+        fence(Ordering::SeqCst);
+        if self.sleepers() > 0 && self.searching.load(Ordering::Relaxed) == 0 {
+            self.wake_one();
+        }
+    }
+
+    pub(super) fn wake_one(&self) {
+        let mut asleep = self.asleep.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(i) = asleep.pop() else { return };
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        self.wake[i].swap(true, Ordering::AcqRel);
+        drop(asleep);
+        self.parkers[i].unpark();
+    }
+
+    /// Wakes everybody who sleeps or is about to, for good.
+    pub(super) fn wake_all(&self) {
+        for w in &self.wake {
+            w.swap(true, Ordering::AcqRel);
+        }
+        self.parkers.iter().for_each(Parker::unpark);
+    }
+
+    /// A job for worker `me`, which has none: looks for one, helps, sleeps. None when there is nothing to be done any more.
+    pub(super) fn find<L: Look>(&self, me: usize, l: &L) -> Option<L::Job> {
+        loop {
+            // At most half of the workers search at a time: work then tends to stay on the cores where its data is.
+            let most = (self.wake.len() / 2).max(1);
+            let rounds = if self.searching.fetch_add(1, Ordering::SeqCst) < most { SPIN_ROUNDS } else { 1 };
+            let found = self.look(rounds, l);
+            self.searching.fetch_sub(1, Ordering::SeqCst);
+            if found.is_some() {
+                // As in rule 1: whoever saw us search and woke nobody, or we, see the other.
+                fence(Ordering::SeqCst);
+                if l.more() {
+                    self.signal();
+                }
+                return found;
+            }
+            if l.stopped() {
+                return None;
+            }
+            self.asleep.lock().unwrap_or_else(PoisonError::into_inner).push(me);
+            self.sleepers.fetch_add(1, Ordering::SeqCst);
+            fence(Ordering::SeqCst);
+            let job = l.search();
+            if job.is_some() || l.helps() || l.stopped() {
+                let woken = self.awake(me);
+                if job.is_some() {
+                    // Either there was no need to wake us, or nobody was woken for the next one because we searched.
+                    if woken {
+                        self.wake_one();
+                    } else if l.more() {
+                        self.signal();
+                    }
+                    return job;
+                }
+                continue;
+            }
+            while !self.wake[me].swap(false, Ordering::Acquire) {
+                self.parkers[me].park();
+            }
+        }
+    }
+
+    fn look<L: Look>(&self, rounds: u32, l: &L) -> Option<L::Job> {
+        for round in 0..rounds {
+            if l.stopped() {
+                return None;
+            }
+            if l.helps() {
+                l.help();
+            }
+            let found = l.search();
+            if found.is_some() {
+                return found;
+            }
+            if round % 8 == 7 { yield_now() } else { std::hint::spin_loop() }
+        }
+        None
+    }
+
+    /// Worker `me` does not sleep after all; whether somebody has woken it meanwhile.
+    fn awake(&self, me: usize) -> bool {
+        let mut asleep = self.asleep.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = asleep.iter().position(|&i| i == me);
+        at.map(|at| asleep.swap_remove(at));
+        drop(asleep);
+        if at.is_some() {
+            self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        } else {
+            self.wake[me].swap(false, Ordering::AcqRel);
+        }
+        at.is_none()
+    }
+}
+
+#[cfg(all(test, loom))]
+mod tests {
+    use super::*;
+    use loom::sync::Arc;
+    use loom::thread;
+    use std::collections::VecDeque;
+
+    /// A job, and whether it lasts for ever: then whoever is needed for the next one must be another.
+    type Lasts = bool;
+
+    struct Crew {
+        sleep: Sleep,
+        jobs: Mutex<VecDeque<Lasts>>,
+        len: AtomicUsize,
+        stop: AtomicBool,
+    }
+
+    impl Look for Crew {
+        type Job = Lasts;
+        fn stopped(&self) -> bool {
+            self.stop.load(Ordering::SeqCst)
+        }
+        fn help(&self) {}
+        fn helps(&self) -> bool {
+            false
+        }
+        fn search(&self) -> Option<Lasts> {
+            if self.len.load(Ordering::Relaxed) == 0 {
+                return None;
+            }
+            let mut jobs = self.jobs.lock().unwrap();
+            let job = jobs.pop_front();
+            self.len.store(jobs.len(), Ordering::Relaxed);
+            job
+        }
+        fn more(&self) -> bool {
+            self.len.load(Ordering::Relaxed) > 0
+        }
+    }
+
+    impl Crew {
+        fn new(workers: usize) -> Arc<Crew> {
+            let (jobs, len, stop) = (Mutex::default(), AtomicUsize::new(0), AtomicBool::new(false));
+            Arc::new(Crew { sleep: Sleep::new(workers), jobs, len, stop })
+        }
+
+        /// As the pool does it.
+        fn submit(&self, job: Lasts) {
+            let mut jobs = self.jobs.lock().unwrap();
+            jobs.push_back(job);
+            self.len.store(jobs.len(), Ordering::Relaxed);
+            drop(jobs);
+            fence(Ordering::SeqCst);
+            self.sleep.signal();
+        }
+    }
+
+    /// Each ends with a job that lasts, or when the crew does.
+    fn start(crew: &Arc<Crew>, workers: usize) -> Vec<thread::JoinHandle<()>> {
+        let one = |me| {
+            let crew = crew.clone();
+            thread::spawn(move || while crew.sleep.find(me, &*crew) == Some(false) {})
+        };
+        (0..workers).map(one).collect()
+    }
+
+    /// As many of them last as there are workers. Loom says so if somebody sleeps for ever.
+    fn all_come_to_somebody(workers: usize, before: &'static [Lasts], jobs: &'static [Lasts]) {
+        loom::model(move || {
+            let crew = Crew::new(workers);
+            before.iter().for_each(|j| crew.submit(*j));
+            let handles = start(&crew, workers);
+            jobs.iter().for_each(|j| crew.submit(*j));
+            handles.into_iter().for_each(|h| h.join().unwrap());
+        });
+    }
+
+    #[test]
+    fn sleepers_are_woken_for_every_job() {
+        all_come_to_somebody(2, &[], &[true, true]);
+        all_come_to_somebody(2, &[], &[false, true, true]);
+    }
+
+    #[test]
+    fn sleepers_are_woken_for_what_was_there_before_them() {
+        all_come_to_somebody(2, &[true], &[true]);
+        all_come_to_somebody(2, &[true, false], &[true]);
+    }
+
+    #[test]
+    fn sleepers_end_when_the_pool_does() {
+        loom::model(|| {
+            let crew = Crew::new(2);
+            let handles = start(&crew, 2);
+            crew.submit(true);
+            crew.stop.store(true, Ordering::SeqCst);
+            crew.sleep.wake_all();
+            handles.into_iter().for_each(|h| h.join().unwrap());
+        });
+    }
+}
