@@ -30,6 +30,8 @@ gesture() {
 }
 dataflow() {
   try ./forebay bench ptask --device cuda --full --out "$OUT"
+  # Whether invocations beside each other are worth their events (docs/transfer.md).
+  try env FOREBAY_LISTS_BESIDE=on ./forebay bench ptask --device cuda --full --out "$OUT/lists-beside"
   try ./forebay bench fusion --device cuda --out "$OUT"
   try ./forebay bench schedulers --out "$OUT"
   try ./forebay bench dispatch --out "$OUT"

@@ -277,11 +277,11 @@ fn cuda_with_the_stand_in() {
     stand_in::again("cuda");
 }
 
-/// With every copy beside the kernels, and with none.
+/// With every copy beside the kernels, and with none; with lists beside each other.
 #[test]
 fn cuda_with_the_stand_in_whatever_goes_beside() {
-    for beside in ["1", "off"] {
-        stand_in::again_with("cuda", &[("FOREBAY_COPIES_BESIDE", beside)]);
+    for beside in [("FOREBAY_COPIES_BESIDE", "1"), ("FOREBAY_COPIES_BESIDE", "off"), ("FOREBAY_LISTS_BESIDE", "on")] {
+        stand_in::again_with("cuda", &[beside]);
     }
 }
 

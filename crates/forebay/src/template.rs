@@ -193,12 +193,12 @@ impl Template {
     }
 }
 
-/// As in a graph file: `f32[640x480]`, `f32<=1000` (records), `bytes<=4096`. Sizes are not validated.
+/// As in a graph file: `f32[640x480]`, `f32` (one), `f32<=1000` (records), `bytes<=4096`. Sizes are not validated.
 impl std::str::FromStr for Template {
     type Err = String;
 
     fn from_str(s: &str) -> std::result::Result<Self, String> {
-        let bad = || format!("{s:?} is no type; write f32[640x480], f32<=1000 or bytes<=4096");
+        let bad = || format!("{s:?} is no type; write f32, f32[640x480], f32<=1000 or bytes<=4096");
         let elem = |n: &str| {
             let known = "u8, u16, i16, u32, i32, u64, f32, f64, recordN";
             Elem::parse(n).ok_or_else(|| format!("unknown element {n:?} in {s:?}; known: {known}"))
@@ -211,9 +211,15 @@ impl std::str::FromStr for Template {
                 Ok(Template::records_of(elem(e.trim())?, max))
             };
         }
+        if let Some(one) = Elem::parse(s.trim()) {
+            return Ok(Template::array_of(one, [1]));
+        }
         let (e, dims) = s.strip_suffix(']').and_then(|s| s.split_once('[')).ok_or_else(bad)?;
-        let dims =
-            dims.split('x').map(|d| d.trim().parse::<usize>()).collect::<Result<Vec<_>, _>>().map_err(|_| bad())?;
+        let dims = dims
+            .split(['x', '×'])
+            .map(|d| d.trim().parse::<usize>())
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|_| bad())?;
         if dims.len() > 3 {
             return Err(format!("{s:?} has more than three dimensions"));
         }
@@ -261,5 +267,24 @@ mod tests {
             assert_eq!(Elem::parse(&e.name()), Some(e));
         }
         assert_eq!(Elem::parse("record0"), None);
+    }
+
+    #[test]
+    fn words_are_templates_or_refused_with_what_would_be_one() {
+        for (words, template) in [
+            ("u64", Template::array::<u64>([1])),
+            ("f32[640x480]", Template::array::<f32>([640, 480])),
+            // As it is printed.
+            ("f32[640×480]", Template::array::<f32>([640, 480])),
+            ("record12[2 x 3 x 4]", Template::array_of(Elem::Record(12), [2, 3, 4])),
+            ("u32<=1000", Template::records::<u32>(1000)),
+            ("bytes<=4096", Template::raw(4096)),
+        ] {
+            assert_eq!(words.parse(), Ok(template), "{words}");
+        }
+        for (words, why) in [("f33", "f32[640x480]"), ("f33[2]", "f33"), ("u8[1x1x1x1]", "three"), ("u8[]", "no type")]
+        {
+            assert!(words.parse::<Template>().unwrap_err().contains(why), "{words}");
+        }
     }
 }

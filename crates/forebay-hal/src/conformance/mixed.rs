@@ -4,7 +4,7 @@
 use std::ptr::NonNull;
 
 use super::{ensure, source, text, words};
-use crate::{Arg, Buffer, Device, Geometry, Queue};
+use crate::{Arg, Buffer, Device, Geometry, Listed, Queue, Recorded};
 
 /// Words of a buffer: more than what any device copies beside its kernels from (`Device::copies_beside`).
 const WORDS: usize = 100_000;
@@ -101,6 +101,7 @@ fn one(d: &dyn Device, seed: u64) -> std::result::Result<(), String> {
     here.model.resize(here.buffers.len(), vec![0; WORDS]);
     there.model.resize(there.buffers.len(), vec![0; WORDS]);
     let is_shared = |i: usize| i == BUFFERS;
+    let mut recorded = [Recorded::default(), Recorded::default()];
     for step in 0..COMMANDS {
         let (i, j) = (random.below(there.buffers.len()), random.below(here.buffers.len()));
         let k2 = (i + 1 + random.below(there.buffers.len() - 1)) % there.buffers.len();
@@ -108,7 +109,7 @@ fn one(d: &dyn Device, seed: u64) -> std::result::Result<(), String> {
         // Shared memory is the kernels' and the host's; copies take it for host memory.
         let only_kernels = is_shared(i);
         let (mut wrote_there, mut wrote_here) = (None, None);
-        match random.below(16) {
+        match random.below(20) {
             0..=3 if !only_kernels => {
                 q.copy(&here.buffers[j], 4 * at, &there.buffers[i], 4 * at, 4 * n).map_err(text)?;
                 copy(&here, j, &mut there, i, (at, n));
@@ -142,8 +143,26 @@ fn one(d: &dyn Device, seed: u64) -> std::result::Result<(), String> {
                 here.model[j][at..at + n].fill(value);
                 wrote_here = Some(j);
             }
-            _ => {
+            15 => {
                 q.fence().map_err(text)?;
+            }
+            _ => {
+                let all = there.buffers.len();
+                let steps: Vec<(usize, usize)> = (0..2 + random.below(3))
+                    .map(|_| (random.below(all), 1 + random.below(all - 1)))
+                    .map(|(from, on)| (from, (from + on) % all))
+                    .collect();
+                let buffer = |i: usize| Arg::Buffer(&there.buffers[i]);
+                let args: Vec<_> =
+                    steps.iter().map(|(from, to)| [buffer(*from), buffer(*to), Arg::U32(WORDS as u32)]).collect();
+                let geometry = Geometry::linear(WORDS);
+                let list: Vec<_> =
+                    args.iter().map(|args| Listed { kernel: &k, geometry, args, writes: 0b10 }).collect();
+                q.launch_list(&list, &mut recorded[step % 2]).map_err(text)?;
+                for (from, to) in &steps {
+                    there.model[*to] = there.model[*from].iter().map(|v| v.wrapping_mul(2).wrapping_add(1)).collect();
+                }
+                wrote_there = steps.iter().map(|(_, to)| *to).find(|to| is_shared(*to));
             }
         }
         // Shared memory is one under two names.

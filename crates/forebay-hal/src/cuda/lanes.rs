@@ -1,13 +1,15 @@
-//! Copies beside kernels: one queue, in order for whoever uses it, on three streams of the driver.
+//! Copies beside kernels, and lists of launches beside each other: one queue, in order for whoever uses it, on several
+//! streams of the driver.
 //!
 //! Rules:
-//! 1. Large copies to the device go on one stream, large copies from it on another, everything else on the main one. A
-//!    queue that makes no large copies has one stream and pays for nothing of this.
+//! 1. Large copies to the device go on one stream, large copies from it on another, everything else on the main one. Where
+//!    lists run beside each other (`FOREBAY_LISTS_BESIDE`) every other one goes on a stream of its own, and copies of any
+//!    size on theirs. A queue that has nothing to do beside the main stream has that one and pays for nothing of this.
 //! 2. The bytes are those of the order in which commands were given: before a command goes to a stream, that stream is
-//!    told to wait for what the other two last did with the command's memory, on the device and on the host.
-//! 3. A stream waits for a mark (an event) behind the command in question. Marks come behind each large copy, behind each
-//!    command of the main stream that touches memory which large copies have touched, and otherwise where the stream is
-//!    when somebody asks: so nobody waits for what was issued later than what he needs, save the first time.
+//!    told to wait for what the others last did with the command's memory, on the device and on the host.
+//! 3. A stream waits for a mark (an event) behind the command in question. Marks come behind each command that is not on the
+//!    main stream, behind each command there that touches memory which one of these has touched, and otherwise where the
+//!    stream is when somebody asks: so nobody waits for what was issued later than what he needs, save the first time.
 //! 4. A fence has been reached when each stream has come to where it was when the fence was made. No stream waits for
 //!    another because of a fence.
 //! 5. A function of the host comes behind everything on all streams, and everything behind it.
@@ -38,11 +40,15 @@ pub(super) enum Lane {
     Up,
     /// Large copies from the device.
     Down,
+    /// Every other list.
+    Side,
 }
 
 impl Lane {
-    const ALL: [Lane; 3] = [Lane::Main, Lane::Up, Lane::Down];
+    const ALL: [Lane; LANES] = [Lane::Main, Lane::Up, Lane::Down, Lane::Side];
 }
+
+const LANES: usize = 4;
 
 /// An event, recorded once at a time.
 pub(super) struct Event {
@@ -101,8 +107,8 @@ impl Drop for Event {
 
 /// Where the streams were when a fence was made: an event of each that was not known to have come so far.
 pub(super) struct Reached {
-    events: [Option<Arc<Event>>; 3],
-    tails: [u64; 3],
+    events: [Option<Arc<Event>>; LANES],
+    tails: [u64; LANES],
 }
 
 impl Reached {
@@ -125,7 +131,7 @@ impl Reached {
     }
 }
 
-struct All([Option<Arc<Event>>; 3]);
+struct All([Option<Arc<Event>>; LANES]);
 
 impl Completion for All {
     fn wait(&self) -> Result<()> {
@@ -146,7 +152,7 @@ struct Stream {
     /// Events behind some of the commands, by number.
     marks: VecDeque<(u64, Arc<Event>)>,
     /// For each stream, up to which of its commands this one has been told to wait.
-    knows: [u64; 3],
+    knows: [u64; LANES],
 }
 
 /// The streams of a queue.
@@ -154,14 +160,14 @@ pub(super) struct Lanes {
     context: Arc<Context>,
     /// Whose streams they are, if not the whole device's.
     part: Option<Arc<Part>>,
-    streams: [Stream; 3],
-    /// A large copy has been made: uses are remembered from here on.
+    streams: [Stream; LANES],
+    /// Something went on another stream than the main one: uses are remembered from here on.
     beside: bool,
     /// Number of the last command on each stream that used the buffer at this address.
-    uses: HashMap<CuDevicePtr, [u64; 3]>,
+    uses: HashMap<CuDevicePtr, [u64; LANES]>,
     host: VecDeque<(Lane, u64, HostRange)>,
     /// What every stream must have waited for before its next command.
-    floor: [u64; 3],
+    floor: [u64; LANES],
     spare: Vec<Arc<Event>>,
 }
 
@@ -182,11 +188,12 @@ fn stream(context: &Context, part: Option<&Part>) -> Result<CuStream> {
 impl Lanes {
     /// On the whole device, or on a part of it.
     pub(super) fn new(context: Arc<Context>, part: Option<Arc<Part>>) -> Result<Self> {
-        let none = || Stream { id: null_mut(), tail: 0, fenced: 0, reached: 0, marks: VecDeque::new(), knows: [0; 3] };
-        let mut streams = [none(), none(), none()];
+        let none =
+            || Stream { id: null_mut(), tail: 0, fenced: 0, reached: 0, marks: VecDeque::new(), knows: [0; LANES] };
+        let mut streams = [none(), none(), none(), none()];
         streams[0].id = stream(&context, part.as_deref())?;
         let (uses, host, spare) = (HashMap::new(), VecDeque::new(), Vec::new());
-        Ok(Lanes { context, part, streams, beside: false, uses, host, floor: [0; 3], spare })
+        Ok(Lanes { context, part, streams, beside: false, uses, host, floor: [0; LANES], spare })
     }
 
     /// Whether they are of a part of the device.
@@ -206,12 +213,11 @@ impl Lanes {
         buffers: impl Iterator<Item = CuDevicePtr>,
         host: impl Iterator<Item = HostRange>,
     ) -> Result<CuStream> {
+        let own = &mut self.streams[lane as usize].id;
+        if own.is_null() {
+            *own = stream(&self.context, self.part.as_deref())?;
+        }
         if lane != Lane::Main && !self.beside {
-            for l in [Lane::Up, Lane::Down] {
-                if self.streams[l as usize].id.is_null() {
-                    self.streams[l as usize].id = stream(&self.context, self.part.as_deref())?;
-                }
-            }
             // Nothing is known of what came before.
             self.floor[0] = self.streams[0].tail;
             self.beside = true;
@@ -248,7 +254,7 @@ impl Lanes {
         for b in buffers {
             let last = self.uses.entry(b).or_default();
             last[lane as usize] = at;
-            shared |= last[Lane::Up as usize] | last[Lane::Down as usize] != 0;
+            shared |= last[1..].iter().any(|n| *n != 0);
         }
         for h in host {
             self.host.push_back((lane, at, h));
@@ -282,7 +288,7 @@ impl Lanes {
         self.floor[0] = self.streams[0].tail;
     }
 
-    fn await_others(&mut self, lane: Lane, need: [u64; 3]) -> Result<()> {
+    fn await_others(&mut self, lane: Lane, need: [u64; LANES]) -> Result<()> {
         for other in Lane::ALL {
             let (i, n) = (other as usize, need[other as usize]);
             if other == lane || n <= self.streams[i].reached || n <= self.streams[lane as usize].knows[i] {
@@ -323,7 +329,7 @@ impl Lanes {
 
     /// A fence behind everything so far (rule 4).
     pub(super) fn fence(&mut self) -> Result<Reached> {
-        let mut out = Reached { events: [const { None }; 3], tails: [0; 3] };
+        let mut out = Reached { events: [const { None }; LANES], tails: [0; LANES] };
         for lane in Lane::ALL {
             let i = lane as usize;
             let tail = self.streams[i].tail;

@@ -221,8 +221,7 @@ pub struct CudaDevice {
     part: Option<Arc<Part>>,
     copy: CopyKernel,
     windows: Windows,
-    /// Copies from this size on go beside kernels.
-    beside: usize,
+    beside: queue::Beside,
     /// Other devices whose memory it was asked about.
     peers: Mutex<HashSet<CuDevice>>,
 }
@@ -231,13 +230,16 @@ pub struct CudaDevice {
 /// two.
 const BESIDE: usize = 256 << 10;
 
-/// The same, or what `FOREBAY_COPIES_BESIDE` says: a number of bytes, or `off`.
-fn beside() -> usize {
-    match std::env::var("FOREBAY_COPIES_BESIDE") {
+/// The same, or what `FOREBAY_COPIES_BESIDE` says: a number of bytes, or `off`. With `FOREBAY_LISTS_BESIDE=on` lists of launches
+/// run beside each other, and so do all copies: one behind a list on the main stream would keep the next list waiting.
+fn beside() -> queue::Beside {
+    let copies = match std::env::var("FOREBAY_COPIES_BESIDE") {
         Ok(v) if v == "off" => usize::MAX,
         Ok(v) => v.parse().unwrap_or(BESIDE),
         Err(_) => BESIDE,
-    }
+    };
+    let lists = std::env::var("FOREBAY_LISTS_BESIDE").is_ok_and(|v| v == "on");
+    queue::Beside { copies: if lists { 0 } else { copies }, lists }
 }
 
 /// The kernel of [`Method::Kernel`], once somebody has asked for it; none without a compiler.
@@ -703,7 +705,11 @@ impl Device for CudaDevice {
     }
 
     fn copies_beside(&self) -> usize {
-        self.beside
+        self.beside.copies
+    }
+
+    fn kernels_beside(&self) -> bool {
+        self.beside.lists && self.part.is_none()
     }
 
     fn replays(&self) -> bool {

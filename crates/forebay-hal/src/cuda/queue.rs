@@ -21,11 +21,22 @@ use crate::{
 const MAX_ARGS: usize = 48;
 /// Items of the copying kernel: enough loads in flight for any bus, few enough to leave most SMs alone.
 const COPY_ITEMS: usize = 16 << 10;
+
+/// What goes on streams of its own.
+#[derive(Clone, Copy)]
+pub(super) struct Beside {
+    /// Copies from this size on.
+    pub(super) copies: usize,
+    /// Every other list of launches.
+    pub(super) lists: bool,
+}
+
 pub(super) struct CudaQueue {
     context: Arc<Context>,
     lanes: Lanes,
-    /// Copies from this size on go beside kernels.
-    beside: usize,
+    beside: Beside,
+    /// The next list goes beside the one before it.
+    side: bool,
     fences: VecDeque<(u64, Reached)>,
     issued: u64,
     reached: u64,
@@ -122,10 +133,15 @@ fn shared<'a>(args: &'a [Arg<'_>]) -> impl Iterator<Item = HostRange> + 'a {
 }
 
 impl CudaQueue {
-    pub(super) fn new(context: Arc<Context>, part: Option<Arc<Part>>, copy: CopyKernel, beside: usize) -> Result<Self> {
+    pub(super) fn new(
+        context: Arc<Context>,
+        part: Option<Arc<Part>>,
+        copy: CopyKernel,
+        beside: Beside,
+    ) -> Result<Self> {
         let lanes = Lanes::new(context.clone(), part)?;
         let (fences, keep) = (VecDeque::new(), KeepAlive::default());
-        Ok(CudaQueue { context, lanes, beside, fences, issued: 0, reached: 0, keep, copy })
+        Ok(CudaQueue { context, lanes, beside, side: false, fences, issued: 0, reached: 0, keep, copy })
     }
 
     /// Launches on the main stream, with host memory that the arguments do not show.
@@ -214,7 +230,7 @@ impl Queue for CudaQueue {
             (None, Some(t)) if peer(&self.context, src).is_some() => {
                 let Some(s) = peer(&self.context, src) else { return Err(self.foreign("buffer")) };
                 let (from, to) = (s.ptr + src_offset as u64, t.ptr + dst_offset as u64);
-                let lane = if bytes < self.beside { Lane::Main } else { Lane::Up };
+                let lane = if bytes < self.beside.copies { Lane::Main } else { Lane::Up };
                 let stream = self.lanes.before(lane, std::iter::once(t.ptr), None.into_iter())?;
                 let (own, theirs) = (self.context.id, s.context.id);
                 // SAFETY: ranges checked; both buffers are kept until the command has ended.
@@ -255,7 +271,7 @@ impl Queue for CudaQueue {
         match (method, direction) {
             (Method::Engine, _) => {
                 let lane = match direction {
-                    _ if bytes < self.beside => Lane::Main,
+                    _ if bytes < self.beside.copies => Lane::Main,
                     Direction::ToDevice => Lane::Up,
                     Direction::ToHost => Lane::Down,
                 };
@@ -407,9 +423,11 @@ impl Queue for CudaQueue {
         let mut recording = known.filter(|r| r.belongs_to(&self.context)).unwrap_or_else(fresh);
         let memory = || list.iter().zip(&calls).flat_map(|(l, c)| buffers(l.args, c));
         let ranges = || list.iter().flat_map(|l| shared(l.args));
-        let stream = self.lanes.before(Lane::Main, memory(), ranges())?;
+        let lane = if self.side { Lane::Side } else { Lane::Main };
+        let stream = self.lanes.before(lane, memory(), ranges())?;
         let (issued, held) = recording.launch(stream, list, &calls)?;
-        self.lanes.issued(Lane::Main, memory(), ranges())?;
+        self.lanes.issued(lane, memory(), ranges())?;
+        self.side = self.beside.lists && !self.side;
         self.keep.other(held);
         recorded.0 = Some(recording);
         Ok(issued)

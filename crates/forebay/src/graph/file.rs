@@ -23,7 +23,7 @@
 //! from = "next.y"
 //! ```
 //!
-//! Types: `f32[640x480]` (array, up to three dimensions), `f32<=1000` (at most so many), `bytes<=4096`. Kernel arguments:
+//! Types: `f32[640x480]` (array, up to three dimensions), `f32` (one), `f32<=1000` (at most so many), `bytes<=4096`. Kernel arguments:
 //! a port or scratch name, `items.x|y|z`, `records.PORT`, `meta.PORT`, or a number with its type (`u32:7`, `f32:0.5`).
 //! Every mistake is reported with line and column.
 

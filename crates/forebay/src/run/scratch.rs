@@ -8,8 +8,8 @@
 
 use std::collections::HashMap;
 
-/// Bytes of a region that may be spent on keeping branches apart, and one invocation from the next: an item of megabytes in dozens of branches, and little beside
-/// an accelerator's memory.
+/// Bytes of a region that may be spent on keeping branches apart, and one invocation from the next: an item of megabytes in
+/// dozens of branches, and little beside an accelerator's memory.
 pub(crate) const MAX_APART: usize = 256 << 20;
 /// Free pieces of a size that are looked at, the latest first.
 const LOOKS: usize = 64;
