@@ -158,7 +158,7 @@ class Graphs(unittest.TestCase):
         with self.assertRaises(TypeError):
             forebay.Task("u").host(3)
         with self.assertRaises(ValueError):
-            forebay.Task("u", inputs={"x": "f32"})
+            forebay.Task("u", inputs={"x": "f33"})
         u = task("u")
         with self.assertRaisesRegex(ValueError, "opencl and cuda"):
             u.kernel("", "f", kind="cpu")
