@@ -11,7 +11,8 @@
 //!    more in the queue for all, after it has stopped counting as a searcher.
 //! 4. One that finds a job in its last look although it was being woken passes that on: it was for another job, perhaps.
 //!
-//! Loom checks this (`RUSTFLAGS="--cfg loom" cargo test -p forebay-hal --lib --release sleep`).
+//! Loom checks rules 1 and 3 (`RUSTFLAGS="--cfg loom" cargo test -p forebay-hal --lib --release sleepers`). What breaks 2 and 4
+//! takes more preemptions than it can be given; the pool's random test is for these.
 
 use std::sync::PoisonError;
 
