@@ -12,7 +12,8 @@
 //! 4. One that finds a job in its last look although it was being woken passes that on: it was for another job, perhaps.
 //!
 //! Loom checks rules 1 and 3 (`RUSTFLAGS="--cfg loom" cargo test -p forebay-hal --lib --release sleepers`). What breaks 2 and 4
-//! takes more preemptions than it can be given; the pool's random test is for these.
+//! takes more preemptions than it can be given; a test in this file has them happen. That the token is left under the lock no
+//! test holds.
 
 use std::sync::PoisonError;
 
@@ -167,6 +168,44 @@ impl Sleep {
             self.wake[me].swap(false, Ordering::AcqRel);
         }
         at.is_none()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod by_hand {
+    use super::*;
+
+    /// Worker 0 is woken while it looks for the last time, and finds a job there.
+    struct WokenInTheLastLook(Sleep);
+
+    impl Look for WokenInTheLastLook {
+        type Job = ();
+        fn stopped(&self) -> bool {
+            false
+        }
+        fn help(&self) {}
+        fn helps(&self) -> bool {
+            false
+        }
+        fn search(&self) -> Option<()> {
+            // Beside worker 1, who sleeps.
+            (self.0.sleepers() == 2).then(|| self.0.wake_one())
+        }
+        fn more(&self) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn who_is_woken_in_its_last_look_takes_its_token_and_passes_the_waking_on() {
+        let scene = WokenInTheLastLook(Sleep::new(2));
+        let s = &scene.0;
+        s.asleep.lock().unwrap().push(1);
+        s.sleepers.fetch_add(1, Ordering::SeqCst);
+        assert!(s.find(0, &scene).is_some());
+        let tokens: Vec<bool> = s.wake.iter().map(|w| w.load(Ordering::SeqCst)).collect();
+        assert_eq!((tokens, s.sleepers()), (vec![false, true], 0));
+        assert!(s.asleep.lock().unwrap().is_empty());
     }
 }
 
