@@ -171,9 +171,14 @@ impl Bank {
         Some(a.spent.saturating_add_signed(a.balance))
     }
 
-    /// Whether anybody is active.
-    pub fn is_active(&self) -> bool {
-        self.accounts.values().any(|a| a.member.active)
+    /// Whether a member has credit.
+    pub fn may(&self, id: u64) -> bool {
+        self.accounts.get(&id).is_some_and(|a| a.member.class != Class::Suspended && a.balance > 0)
+    }
+
+    /// Members that are active.
+    pub fn active(&self) -> usize {
+        self.accounts.values().filter(|a| a.member.active).count()
     }
 
     /// The members.

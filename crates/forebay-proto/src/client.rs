@@ -14,6 +14,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::thread::futex;
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::bell::Sleeper;
 use crate::memory::Mapped;
 use crate::page::{ClientPage, DeviceLoad, GlobalPage, ProgramPage, ProgramWords, Standing};
 use crate::socket;
@@ -428,13 +429,14 @@ impl Account {
     /// Sleeps until there may be credit, and no longer than a moment; whether work may be begun now.
     pub fn wait(&self) -> bool {
         let a = &self.session.pages.client.accounts[self.number];
-        let bell = a.bell.load(Ordering::Acquire);
+        let sleeper = Sleeper::lie_down(&a.bell, &self.mine().sleepers);
         if self.may() || self.session.is_silent() {
             return true;
         }
         let timeout = Timespec { tv_sec: 0, tv_nsec: LOOK.subsec_nanos().into() };
         // Interrupted, timed out, rung: all the same.
-        let _ = futex::wait(&a.bell, futex::Flags::empty(), bell, Some(&timeout));
+        let _ = futex::wait(&a.bell, futex::Flags::empty(), sleeper.bell, Some(&timeout));
+        drop(sleeper);
         self.look();
         self.may()
     }

@@ -4,6 +4,7 @@
 //! - [`socket`]: packets with file descriptors over a local socket.
 //! - [`page`]: the layouts of the shared pages: load for everybody, shares and credit for one program, and what a program
 //!   says of itself.
+//! - [`bell`]: how programs sleep until the service has something new to say.
 //! - [`memory`]: shared memory that cannot be resized, and that only one side can write.
 //! - [`client`]: the program's side: a connection, requests, and an [`client::Account`] to ask before work is begun.
 //!
@@ -24,6 +25,7 @@
     deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::unreachable, clippy::todo)
 )]
 
+pub mod bell;
 #[cfg(not(all(loom, test)))]
 pub mod client;
 pub mod memory;

@@ -80,7 +80,7 @@ pub struct AccountWords {
     pub allowance: AtomicU64,
     /// Not 0: somebody with precedence works; begin nothing.
     pub hold: AtomicU32,
-    /// Changes whenever `allowance` or `hold` does; what waiting programs sleep on.
+    /// Counts on whenever `allowance` or `hold` changes; what waiting programs sleep on ([`crate::bell`]).
     pub bell: AtomicU32,
     /// Not 0: ring the doorbell when work begins and ends.
     pub precedence: AtomicU32,
@@ -135,6 +135,8 @@ pub struct ProgramWords {
     pub demand: AtomicU32,
     /// Not 0 while it works.
     pub busy: AtomicU32,
+    /// Threads that sleep on the account's bell.
+    pub sleepers: AtomicU32,
 }
 
 #[cfg(not(all(loom, test)))]

@@ -23,6 +23,7 @@ pub mod cgroup;
 pub mod daemon;
 pub mod filled;
 pub mod guardian;
+mod idle;
 pub mod ledger;
 pub mod metrics;
 pub mod mps;

@@ -8,7 +8,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use forebay_policy::credit::{Order, TICK_NS};
+use forebay_policy::credit::Order;
 use forebay_proto::socket;
 use forebay_proto::wire::{self, MAX_REQUEST, Refusal, Reply};
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
@@ -18,10 +18,11 @@ use rustix::net::{SocketAddrUnix, SocketFlags, accept_with, bind, listen};
 
 use crate::agent::Agent;
 use crate::guardian::Guardian;
+use crate::idle::Idle;
 use crate::mps::Mps;
-use crate::service::{Answer, Peer, REFRESH_NS, Service, SessionId};
+use crate::service::{Answer, Peer, Service, SessionId};
 use crate::steer::{Memory, Processes, Way};
-use crate::system::{System, idle_ns, is_privileged, now_ns};
+use crate::system::{System, is_privileged, now_ns};
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
@@ -33,8 +34,6 @@ const MAX_RATE: u64 = 2000;
 const MAX_RINGS: u64 = 10_000;
 /// A connection that has not said hello for so long is closed.
 const HELLO_NS: u64 = 2_000_000_000;
-/// Ticks between two looks at the machine's idle time: it has a resolution of two ticks, and is no cheap question.
-const IDLE_EVERY: u64 = 4;
 /// Requests for figures at a time.
 const MAX_SCRAPES: usize = 8;
 /// Lines that may be written in a second: what others send must not fill the log.
@@ -150,8 +149,7 @@ pub struct Server {
     scrapes: BTreeMap<u64, (UnixStream, u64)>,
     /// A descriptor to give up when there are no more, so that whoever connects can be sent away.
     spare: Option<OwnedFd>,
-    idle: u64,
-    spare_ns: u64,
+    idle: Idle,
     ticks: u64,
     saved_ns: u64,
     log: (u64, u32),
@@ -247,8 +245,7 @@ impl Server {
             metrics: None,
             scrapes: BTreeMap::new(),
             spare: spare_file(),
-            idle: idle_ns().unwrap_or(0),
-            spare_ns: 0,
+            idle: Idle::open(),
             ticks: 0,
             saved_ns: 0,
             log: (0, 0),
@@ -426,7 +423,7 @@ impl Server {
             next_turn = turn;
             if now >= due {
                 self.tick(now);
-                let step = if self.service.is_active() { TICK_NS } else { REFRESH_NS };
+                let step = self.service.tick_ns();
                 due = (due + step).max(now + step / 2);
                 if said.elapsed().as_secs() >= 1 {
                     said = Instant::now();
@@ -437,13 +434,9 @@ impl Server {
     }
 
     fn tick(&mut self, now: u64) {
-        if self.ticks.is_multiple_of(IDLE_EVERY) {
-            let idle = idle_ns().unwrap_or(self.idle);
-            self.spare_ns = idle.saturating_sub(self.idle) / IDLE_EVERY;
-            self.idle = idle;
-        }
         self.ticks += 1;
-        self.service.tick(now, self.spare_ns);
+        let spare = self.idle.spare_ns(now);
+        self.service.tick(now, spare);
         if self.ticks.is_multiple_of(64) {
             let waits = &mut self.waits;
             self.scrapes.retain(|token, (_, since)| {

@@ -13,8 +13,6 @@ use crate::service::{Described, World};
 
 /// Group whose members may set anything.
 pub const GROUP: &str = "forebay";
-/// Resolution of the system's idle time, ns (`USER_HZ` is 100 on every Linux of today).
-const IDLE_STEP_NS: u64 = 10_000_000;
 
 /// The machine.
 #[derive(Default)]
@@ -76,14 +74,6 @@ pub fn has_the_machines_numbers() -> bool {
 pub(crate) fn now_ns() -> u64 {
     let t = clock_gettime(ClockId::Monotonic);
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
-}
-
-/// Time in which CPUs had nothing to do since the machine started, ns; with the resolution of the system's accounts.
-pub fn idle_ns() -> Option<u64> {
-    let stat = fs::read_to_string("/proc/stat").ok()?;
-    let mut cpu = stat.lines().next()?.split_whitespace().skip(4);
-    let (idle, io): (u64, u64) = (cpu.next()?.parse().ok()?, cpu.next()?.parse().ok()?);
-    Some((idle + io).saturating_mul(IDLE_STEP_NS))
 }
 
 impl World for System {
@@ -161,7 +151,6 @@ mod tests {
         let (a, mine) = (s.cpu_time_ns(pid).unwrap(), forebay_proto::client::cpu_time_ns());
         let b = s.cpu_time_ns(pid).unwrap();
         assert!(a <= mine && mine <= b, "{a} {mine} {b}");
-        assert!(idle_ns().is_some());
         assert_eq!(s.describe(u32::MAX), None);
         assert_eq!(s.cpu_time_ns(u32::MAX), None);
     }

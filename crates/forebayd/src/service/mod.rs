@@ -7,8 +7,8 @@
 //! 2. A process that comes from one that was given a class begins with that class.
 //! 3. The service's user, root and the group `forebay` may set anything. Others may set their own processes only, and no
 //!    higher than the ceiling: `normal` and the process's own nice value, or what somebody who may has said last.
-//! 4. At every [`Service::tick`] the banks hand out credit, and pages are written; a waiting process is woken when its
-//!    allowance grows.
+//! 4. At every [`Service::tick`] the banks hand out credit, and pages are written; a waiting process is woken when it may
+//!    go on: it has credit, and nobody goes before it.
 //! 5. While an `interactive` process has work and credit, others begin nothing; one that has work but uses nothing for
 //!    [`STUCK_TICKS`] does not count.
 //! 6. Device memory: see `limit`.
@@ -22,10 +22,10 @@ mod tick;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 
-use forebay_policy::credit::{Bank, Order};
+use forebay_policy::credit::{Bank, Order, TICK_NS};
 use forebay_policy::share::{self, Member, Refusal as Denied, WHOLE};
 use forebay_proto::memory::Made;
-use forebay_proto::page::{AccountWords, ClientPage, GlobalPage, MAX_DEVICES, ProgramPage};
+use forebay_proto::page::{AccountWords, ClientPage, GlobalPage, MAX_DEVICES, ProgramPage, ProgramWords};
 use forebay_proto::wire::{self, CPU, Class, Level, MAX_LISTED, MAX_REQUEST, Refusal, Reply, Request, Saved, Source};
 
 pub use self::corun::{GRACE_NS, MAX_GROUPS, MAX_GROUPS_PER_USER};
@@ -46,8 +46,12 @@ pub const MAX_PROCESSES: usize = 4096;
 const MAX_CLIENTS: usize = 64;
 /// Ticks without use after which an interactive process that says it works is not believed.
 pub const STUCK_TICKS: u32 = 4;
-/// Pages are refreshed when they are older than this.
-pub const REFRESH_NS: u64 = 20_000_000;
+/// Pages are refreshed so often, at a tick.
+pub const REFRESH_NS: u64 = 4 * TICK_NS;
+/// Active programs from which on ticks are twice as far apart; from four times as many on, four times. A tick costs
+/// something for each of them, and with many each one's part of the longer time is still no more than a few had of the
+/// shorter.
+const MANY: usize = 8;
 /// Parents of a process that are asked for a class.
 const MAX_ANCESTORS: usize = 16;
 
@@ -137,6 +141,14 @@ struct Session {
     program: Made<ProgramPage>,
     /// Device of each account.
     accounts: Vec<Option<usize>>,
+}
+
+impl Session {
+    /// The words of its accounts on a device: the service's and the program's.
+    fn on(&self, device: usize) -> impl Iterator<Item = (&AccountWords, &ProgramWords)> {
+        let words = self.client.accounts.iter().zip(&self.program.accounts);
+        self.accounts.iter().zip(words).filter(move |(a, _)| **a == Some(device)).map(|(_, words)| words)
+    }
 }
 
 struct Process {
@@ -258,9 +270,15 @@ impl<W: World> Service<W> {
         Some([self.global.file(), s.client.file(), s.program.file()])
     }
 
-    /// Whether anything changes fast enough to tick every [`forebay_policy::credit::TICK_NS`].
-    pub fn is_active(&self) -> bool {
-        self.devices.iter().any(|d| d.bank.is_active())
+    /// Time until the next tick, ns: [`TICK_NS`] while anybody is active, but longer the more there are (see [`MANY`]),
+    /// and [`REFRESH_NS`] when nobody is.
+    pub fn tick_ns(&self) -> u64 {
+        match self.devices.iter().map(|d| d.bank.active()).sum::<usize>() {
+            0 => REFRESH_NS,
+            few if few < MANY => TICK_NS,
+            many if many < 4 * MANY => 2 * TICK_NS,
+            _ => REFRESH_NS,
+        }
     }
 
     /// The members of a device, for tests and simulation.
@@ -443,7 +461,7 @@ impl<W: World> Service<W> {
         s.accounts[account] = Some(device);
         let words = &s.client.accounts[account];
         words.precedence.store((p.class == Class::Interactive).into(), Ordering::Relaxed);
-        publish(words, d.bank.allowance(pid.into()).unwrap_or(0), None);
+        publish(words, &s.program.accounts[account], d.bank.allowance(pid.into()).unwrap_or(0), None);
         let metered = d.metered;
         self.refreshed_ns = 0;
         Ok(Reply::Joined { account: account as u8, metered })

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
-use forebay_policy::credit::Report;
+use forebay_policy::credit::{Report, TICK_NS};
 use forebay_policy::share::{self, WHOLE};
-use forebay_proto::page::{AccountWords, DeviceLoad, Standing};
+use forebay_proto::bell;
+use forebay_proto::page::{AccountWords, DeviceLoad, ProgramWords, Standing};
 use forebay_proto::wire::Class;
 
 use super::{Process, REFRESH_NS, STUCK_TICKS, Service, Session, World};
@@ -13,13 +14,24 @@ use super::{Process, REFRESH_NS, STUCK_TICKS, Service, Session, World};
 /// Most use of a device beyond what it could do that is remembered.
 const MAX_OVER_NS: u64 = 1_000_000_000;
 
-/// What a program says of itself on a device.
+/// What a program says of itself on a device, over all its connections.
 #[derive(Clone, Copy, Default)]
 struct Said {
     spent: u64,
     tasks: u64,
     demand: u64,
     busy: bool,
+}
+
+impl Said {
+    fn and(self, w: &ProgramWords) -> Self {
+        Said {
+            spent: self.spent.saturating_add(w.spent.load(Ordering::Relaxed)),
+            tasks: self.tasks.wrapping_add(w.tasks.load(Ordering::Relaxed)),
+            demand: self.demand.saturating_add(w.demand.load(Ordering::Relaxed).into()),
+            busy: self.busy || w.busy.load(Ordering::Relaxed) != 0,
+        }
+    }
 }
 
 impl<W: World> Service<W> {
@@ -32,24 +44,20 @@ impl<W: World> Service<W> {
         }
         self.now_ns = now_ns;
         for (at, d) in self.devices.iter_mut().enumerate() {
-            // What each program says, over all its connections.
-            let mut said: BTreeMap<u64, Said> = BTreeMap::new();
-            for s in self.sessions.values() {
-                for (_, w) in s.accounts.iter().zip(&s.program.accounts).filter(|(a, _)| **a == Some(at)) {
-                    let all = said.entry(s.peer.pid.into()).or_default();
-                    all.spent = all.spent.saturating_add(w.spent.load(Ordering::Relaxed));
-                    all.tasks = all.tasks.wrapping_add(w.tasks.load(Ordering::Relaxed));
-                    all.demand = all.demand.saturating_add(w.demand.load(Ordering::Relaxed).into());
-                    all.busy |= w.busy.load(Ordering::Relaxed) != 0;
-                }
-            }
+            // Two vectors a tick: members are few, and looked up in order.
+            let accounts = self.sessions.values();
+            let accounts = accounts.flat_map(|s| s.on(at).map(move |(_, program)| (s.peer.pid.into(), program)));
+            let mut accounts: Vec<(u64, &ProgramWords)> = accounts.collect();
+            accounts.sort_unstable_by_key(|(pid, _)| *pid);
             // No program can have used more than the device could do meanwhile.
             let most = passed.saturating_mul(d.about.units.into()).saturating_mul(2);
-            let mut reports = BTreeMap::new();
+            let mut reports: Vec<(u64, Report)> = Vec::with_capacity(accounts.len());
             let (mut used, mut tasks) = (0u64, 0u64);
             for v in d.bank.views() {
                 let (id, was) = (v.member.id, v.spent_ns);
-                let said = said.get(&id).copied().unwrap_or_default();
+                let from = accounts.partition_point(|(pid, _)| *pid < id);
+                let mine = accounts[from..].iter().take_while(|(pid, _)| *pid == id);
+                let said = mine.fold(Said::default(), |all, (_, words)| all.and(words));
                 let now = if d.metered {
                     self.world.cpu_time_ns(id as u32)
                 } else {
@@ -58,7 +66,7 @@ impl<W: World> Service<W> {
                 let Some(spent_ns) = now else { continue };
                 // Nobody says: then it is taken to want everything.
                 let demand = if said.demand == 0 { WHOLE } else { said.demand.min(WHOLE) };
-                reports.insert(id, Report { spent_ns, demand });
+                reports.push((id, Report { spent_ns, demand }));
                 let new = spent_ns.saturating_sub(was);
                 used = used.saturating_add(new);
                 tasks = tasks.wrapping_add(said.tasks);
@@ -71,12 +79,15 @@ impl<W: World> Service<W> {
             let load = used.saturating_add(d.over_ns);
             d.over_ns = load.saturating_sub(could).min(MAX_OVER_NS);
             let spare = if d.metered { spare_ns } else { could.saturating_sub(load) };
-            d.bank.tick(passed, spare, |id| reports.get(&id).copied());
+            let reported = |id| reports.binary_search_by_key(&id, |(of, _)| *of).ok().map(|at| reports[at].1);
+            d.bank.tick(passed, spare, reported);
             d.tasks = (d.tasks.0.saturating_add(used), tasks);
         }
         self.write_allowances();
         self.write_holds();
-        if self.now_ns.saturating_sub(self.refreshed_ns) >= REFRESH_NS || self.refreshed_ns == 0 {
+        // A tick that comes a little early is the one that was meant: the next may be as late as 40 ms.
+        let due = REFRESH_NS - TICK_NS / 2;
+        if self.now_ns.saturating_sub(self.refreshed_ns) >= due || self.refreshed_ns == 0 {
             self.refreshed_ns = self.now_ns;
             self.end_empty_groups();
             self.refresh();
@@ -85,12 +96,12 @@ impl<W: World> Service<W> {
     }
 
     pub(super) fn write_allowances(&mut self) {
-        for (at, d) in self.devices.iter_mut().enumerate() {
+        for (at, d) in self.devices.iter().enumerate() {
             for s in self.sessions.values() {
-                let mine = s.accounts.iter().zip(&s.client.accounts).filter(|(a, _)| **a == Some(at));
-                for (_, words) in mine {
-                    let now = d.bank.allowance(s.peer.pid.into()).unwrap_or(0);
-                    if publish(words, now, None) {
+                for (words, program) in s.on(at) {
+                    let id = s.peer.pid.into();
+                    let allowance = d.bank.allowance(id).unwrap_or(0);
+                    if publish(words, program, allowance, None) && d.bank.may(id) {
                         self.world.wake(words);
                     }
                 }
@@ -102,24 +113,18 @@ impl<W: World> Service<W> {
     pub(super) fn write_holds(&mut self) {
         for (at, d) in self.devices.iter().enumerate() {
             let of = |s: &Session| s.accounts.contains(&Some(at));
-            let works = |s: &Session| {
-                s.accounts
-                    .iter()
-                    .zip(&s.program.accounts)
-                    .any(|(a, w)| *a == Some(at) && w.busy.load(Ordering::Relaxed) != 0)
-            };
+            let works = |s: &Session| s.on(at).any(|(_, program)| program.busy.load(Ordering::Relaxed) != 0);
             let first = |s: &&Session| {
                 let believed = |p: &Process| p.class == Class::Interactive && p.stuck < STUCK_TICKS;
-                let credit = |id: u64| d.bank.views().find(|v| v.member.id == id).is_some_and(|v| v.balance_ns > 0);
-                of(s) && self.processes.get(&s.peer.pid).is_some_and(believed) && works(s) && credit(s.peer.pid.into())
+                let is_believed = self.processes.get(&s.peer.pid).is_some_and(believed);
+                of(s) && is_believed && works(s) && d.bank.may(s.peer.pid.into())
             };
             let held = self.sessions.values().any(|s| first(&s));
             for s in self.sessions.values().filter(|s| of(s)) {
                 let interactive = self.processes.get(&s.peer.pid).is_some_and(|p| p.class == Class::Interactive);
-                let mine = s.accounts.iter().zip(&s.client.accounts).filter(|(a, _)| **a == Some(at));
-                for (_, words) in mine {
+                for (words, program) in s.on(at) {
                     let allowance = words.allowance.load(Ordering::Relaxed);
-                    if publish(words, allowance, Some(held && !interactive)) {
+                    if publish(words, program, allowance, Some(held && !interactive)) && d.bank.may(s.peer.pid.into()) {
                         self.world.wake(words);
                     }
                 }
@@ -148,8 +153,7 @@ impl<W: World> Service<W> {
             load.task_ns = d.tasks.0.checked_div(d.tasks.1).unwrap_or(0);
             self.global.set(at, &load);
             for s in self.sessions.values() {
-                let mine = s.accounts.iter().zip(&s.client.accounts).filter(|(a, _)| **a == Some(at));
-                for ((_, words), v) in mine.zip(views.get(&u64::from(s.peer.pid)).into_iter().cycle()) {
+                for ((words, _), v) in s.on(at).zip(views.get(&u64::from(s.peer.pid)).into_iter().cycle()) {
                     let own = if let share::Class::Custom(c) = v.member.class { u64::from(c) } else { 0 };
                     let ceiling = WHOLE.saturating_sub(booked - own);
                     words.set_standing(&Standing { share: v.share, used: v.used, ceiling, at_ns: self.now_ns });
@@ -159,8 +163,8 @@ impl<W: World> Service<W> {
     }
 }
 
-/// Writes an account; whether somebody may have slept on it who can go on now.
-pub(super) fn publish(words: &AccountWords, allowance: u64, hold: Option<bool>) -> bool {
+/// Writes an account; whether somebody sleeps on it whom nobody holds up any more.
+pub(super) fn publish(words: &AccountWords, program: &ProgramWords, allowance: u64, hold: Option<bool>) -> bool {
     let before = words.allowance.swap(allowance, Ordering::Relaxed);
     let held = words.hold.load(Ordering::Relaxed);
     let hold = hold.map_or(held, u32::from);
@@ -168,6 +172,131 @@ pub(super) fn publish(words: &AccountWords, allowance: u64, hold: Option<bool>) 
         return false;
     }
     words.hold.store(hold, Ordering::Relaxed);
-    words.bell.fetch_add(1, Ordering::Release);
-    allowance > before || hold < held
+    let anybody = bell::ring(&words.bell, &program.sleepers);
+    anybody && hold == 0 && (allowance > before || held != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use forebay_policy::credit::Order;
+    use forebay_proto::wire::{self, CPU, Request};
+
+    use super::super::{Described, Peer};
+    use super::*;
+
+    /// Processes that have had what a test says of the CPU.
+    #[derive(Default)]
+    struct Few {
+        spent: BTreeMap<u32, u64>,
+        woken: Cell<u32>,
+    }
+
+    impl World for Few {
+        fn describe(&mut self, pid: u32) -> Option<Described> {
+            Some(Described { uid: 7, name: "p".into(), began: 1, parent: 1, nice: 0 })
+                .filter(|_| self.spent.contains_key(&pid))
+        }
+        fn cpu_time_ns(&mut self, pid: u32) -> Option<u64> {
+            self.spent.get(&pid).copied()
+        }
+        fn wake(&mut self, _: &AccountWords) {
+            self.woken.set(self.woken.get() + 1);
+        }
+        fn watch(&mut self, _: u32) {}
+        fn end(&mut self, _: u32, _: u64) -> Result<(), String> {
+            Err("nobody is ended here".into())
+        }
+    }
+
+    /// A service of one core with so many programs that have joined it, numbered from 2, each by a session of its number.
+    fn service(programs: u32) -> Service<Few> {
+        let mut s = Service::new(Few::default(), 1, Order::Share, 0).unwrap();
+        for pid in 2..2 + programs {
+            s.world().spent.insert(pid, 0);
+            s.connect(pid.into(), Peer { pid, uid: 7, privileged: false }).unwrap();
+            for request in
+                [Request::Hello { version: wire::VERSION, name: "p".into() }, Request::Join { device: CPU.into() }]
+            {
+                s.message(pid.into(), &wire::encode(&request));
+            }
+        }
+        s
+    }
+
+    #[test]
+    fn only_who_sleeps_and_may_go_on_is_woken() {
+        let mut s = service(1);
+        let mut now = 1;
+        let mut tick = |s: &mut Service<Few>, used: u64| {
+            *s.world().spent.get_mut(&2).unwrap() += used;
+            now += TICK_NS;
+            s.tick(now, TICK_NS - used.min(TICK_NS));
+            s.world().woken.take()
+        };
+        let sleepers = |s: &Service<Few>, n| s.pages(2).unwrap().1.accounts[0].sleepers.store(n, Ordering::Relaxed);
+        assert_eq!(tick(&mut s, TICK_NS), 0, "nobody sleeps");
+        sleepers(&s, 1);
+        // So deep in debt that a few ticks do not pay it.
+        assert_eq!(tick(&mut s, 50 * TICK_NS), 0, "it sleeps, and has no credit");
+        let before = s.pages(2).unwrap().0.accounts[0].allowance.load(Ordering::Relaxed);
+        assert_eq!(tick(&mut s, 0), 0, "its allowance grows, and is still used up");
+        let (client, _) = s.pages(2).unwrap();
+        assert!(client.accounts[0].allowance.load(Ordering::Relaxed) > before);
+        let woken = (0..100).map(|_| tick(&mut s, 0)).find(|woken| *woken > 0);
+        assert_eq!(woken, Some(1));
+        assert!(s.bank(0).unwrap().may(2));
+        // It works a little, and so its allowance goes on growing.
+        sleepers(&s, 0);
+        assert_eq!((0..20).map(|_| tick(&mut s, TICK_NS / 2)).sum::<u32>(), 0, "nobody sleeps any more");
+    }
+
+    #[test]
+    fn whoever_is_held_is_woken_when_it_is_let_go_and_not_before() {
+        let mut s = service(2);
+        let set = Request::Set { pid: 3, class: Some(Class::Interactive), nice: None };
+        s.connect(99, Peer { pid: 3, uid: 0, privileged: true }).unwrap();
+        s.message(99, &wire::encode(&Request::Hello { version: wire::VERSION, name: "root".into() }));
+        s.message(99, &wire::encode(&set));
+        s.pages(2).unwrap().1.accounts[0].sleepers.store(1, Ordering::Relaxed);
+        s.tick(TICK_NS, 0);
+        s.world().woken.take();
+        let busy = |s: &mut Service<Few>, is| {
+            s.pages(3).unwrap().1.accounts[0].busy.store(is, Ordering::Relaxed);
+            s.doorbell(3);
+            (s.pages(2).unwrap().0.accounts[0].hold.load(Ordering::Relaxed), s.world().woken.take())
+        };
+        assert_eq!(busy(&mut s, 1), (1, 0));
+        // Its allowance grows meanwhile.
+        let allowance = |s: &Service<Few>| s.pages(2).unwrap().0.accounts[0].allowance.load(Ordering::Relaxed);
+        let before = allowance(&s);
+        s.world().spent.values_mut().for_each(|spent| *spent += TICK_NS / 2);
+        s.tick(2 * TICK_NS, 0);
+        assert!(allowance(&s) > before && s.bank(0).unwrap().may(2));
+        assert_eq!(s.world().woken.take(), 0, "it may not go on");
+        assert_eq!(busy(&mut s, 0), (0, 1));
+    }
+
+    #[test]
+    fn ticks_are_further_apart_the_more_programs_there_are_and_pages_are_refreshed_all_the_same() {
+        for (programs, ticks) in [(1, 1), (7, 1), (8, 2), (31, 2), (32, 4), (100, 4)] {
+            let mut s = service(programs);
+            (2..2 + programs).for_each(|pid| *s.world().spent.get_mut(&pid).unwrap() += TICK_NS / 10);
+            s.tick(1, 0);
+            assert_eq!(s.tick_ns(), ticks * TICK_NS, "{programs}");
+            let mut now = 1;
+            for i in 0..40u64 {
+                (2..2 + programs).for_each(|pid| *s.world().spent.get_mut(&pid).unwrap() += TICK_NS / 10);
+                // A timer is never quite on time.
+                now += s.tick_ns() - 100_000 * (i % 2);
+                let at = s.global.device(0).unwrap().at_ns;
+                assert!(now - at < 25_000_000, "{programs}: {now} {at}");
+                s.tick(now, 0);
+            }
+        }
+        let mut idle = service(0);
+        idle.tick(1, 0);
+        assert_eq!(idle.tick_ns(), REFRESH_NS);
+    }
 }
