@@ -163,6 +163,21 @@ fn fence(width: Width) {
 #[cfg(not(target_arch = "x86_64"))]
 fn fence(_: Width) {}
 
+/// Loads and stores `n` times, in groups. A load whose address is that of a store just before it but for a multiple of 4 KiB
+/// waits for that store, as if they were of the same memory (with the ends 48 or 80 bytes apart in their pages a copy took
+/// up to 2.6 times as long); the loads of a group are all before its stores.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn groups<T: Copy>(n: usize, load: impl Fn(usize) -> T, store: impl Fn(usize, T)) {
+    const GROUP: usize = 4;
+    let whole = n - n % GROUP;
+    for i in (0..whole).step_by(GROUP) {
+        let all: [T; GROUP] = std::array::from_fn(|k| load(i + k));
+        all.into_iter().enumerate().for_each(|(k, v)| store(i + k, v));
+    }
+    (whole..n).for_each(|i| store(i, load(i)));
+}
+
 /// # Safety
 /// `n` lines of the width are valid on both sides; the side that streams is aligned to it; the processor has it.
 #[cfg(target_arch = "x86_64")]
@@ -176,9 +191,9 @@ unsafe fn lines(width: Width, src: *const u8, dst: *mut u8, n: usize, storing: b
                 // SAFETY: by the contract of `lines`.
                 unsafe {
                     if storing {
-                        (0..n).for_each(|i| $stream(d.add(i).cast(), $loadu(s.add(i).cast())));
+                        groups(n, |i| $loadu(s.add(i).cast()), |i, v| $stream(d.add(i).cast(), v));
                     } else {
-                        (0..n).for_each(|i| $storeu(d.add(i).cast(), $stream_load(s.add(i).cast_mut().cast())));
+                        groups(n, |i| $stream_load(s.add(i).cast_mut().cast()), |i, v| $storeu(d.add(i).cast(), v));
                     }
                 }
             }
