@@ -25,12 +25,21 @@ const ALWAYS: usize = 4096;
 const LARGEST: usize = 128 << 20;
 /// Samples of a way at a size: enough for a median, few enough for many sizes. Of the largest ones one will do at first.
 const SAMPLES: (usize, usize) = (3, 200);
+/// Samples go on for so long, however many they are: what else the machine does comes and goes in milliseconds.
+const WHILE: Duration = Duration::from_millis(5);
 const LARGE: usize = 32 << 20;
+/// Copies up to this size may find in a cache what the last one left there: after one that wrote past the caches a plain copy
+/// of 2 MiB takes twice as long, and one by two cores is faster after another one by two. A program has mostly used its bytes
+/// on one core just before.
+const SETTLED: usize = 16 << 20;
 /// A way that takes so many times as long as the best at so many sizes in a row, from this size on, is not measured at
 /// larger ones: its curve goes on at its last rate. (Loads through a GPU's aperture would take most of the time.)
 const HOPELESS: u64 = 6;
 const GIVEN_UP: u32 = 2;
 const LONG: usize = 64 << 10;
+/// Copies of up to this size within the host's memory are timed so many at once.
+const SHORT: usize = 8 << 10;
+const AT_ONCE: u32 = 16;
 /// Parts of the time by whose end all ways were measured, and those that were close.
 const FIRST_PASS: f32 = 0.5;
 const SECOND_PASS: f32 = 0.82;
@@ -50,16 +59,23 @@ struct Bench {
 }
 
 impl Bench {
+    /// What a copy takes: the mean of some, where one is too short for clocks that go by steps of 10 ns.
     fn once(&mut self, way: Way, direction: Direction, host: Host, bytes: usize) -> Result<Duration> {
         self.stream.force(Some(way))?;
+        let is_short = bytes <= SHORT && self.stream.engine().is_in_host_memory();
+        let times = if is_short { AT_ONCE } else { 1 };
         let begun = Instant::now();
-        match (direction, host) {
-            (Direction::ToDevice, Host::Pinned) => self.stream.write(&self.device, 0, &self.pinned.part(0..bytes)),
-            (Direction::ToDevice, Host::Pageable) => self.stream.write(&self.device, 0, &self.pageable[..bytes]),
-            (Direction::ToHost, Host::Pinned) => self.stream.read(&self.device, 0, &mut self.pinned.part_mut(0..bytes)),
-            (Direction::ToHost, Host::Pageable) => self.stream.read(&self.device, 0, &mut self.pageable[..bytes]),
-        }?;
-        Ok(begun.elapsed())
+        for _ in 0..times {
+            match (direction, host) {
+                (Direction::ToDevice, Host::Pinned) => self.stream.write(&self.device, 0, &self.pinned.part(0..bytes)),
+                (Direction::ToDevice, Host::Pageable) => self.stream.write(&self.device, 0, &self.pageable[..bytes]),
+                (Direction::ToHost, Host::Pinned) => {
+                    self.stream.read(&self.device, 0, &mut self.pinned.part_mut(0..bytes))
+                }
+                (Direction::ToHost, Host::Pageable) => self.stream.read(&self.device, 0, &mut self.pageable[..bytes]),
+            }?;
+        }
+        Ok(begun.elapsed() / times)
     }
 }
 
@@ -100,8 +116,9 @@ impl Shuffle {
     }
 }
 
-/// Samples of some candidates at one size, in another order each round: what one leaves in the caches is the next one's
-/// gain or loss. At least `least` rounds, at most [`SAMPLES`]', otherwise until the time is over.
+/// Samples of some candidates at one size, in another order each round. What one leaves in the caches is the next one's
+/// gain or loss: so up to [`SETTLED`] the same plain copy goes before each, and does not count. At least `least` rounds, then
+/// until there are enough ([`SAMPLES`], [`WHILE`]) or the time is over.
 fn rounds(
     bench: &mut Bench,
     all: &[Candidate],
@@ -111,15 +128,19 @@ fn rounds(
     time: Duration,
     shuffle: &mut Shuffle,
 ) -> Result<Vec<Vec<u64>>> {
-    let (mut order, until) = ((0..who.len()).collect::<Vec<_>>(), Instant::now() + time);
+    let (mut order, from) = ((0..who.len()).collect::<Vec<_>>(), Instant::now());
     let mut samples = vec![Vec::with_capacity(SAMPLES.1); who.len()];
-    for round in 0..SAMPLES.1 {
-        if round >= least && Instant::now() >= until {
+    for round in 0.. {
+        let passed = from.elapsed();
+        if round >= least && (passed >= time || (round >= SAMPLES.1 && passed >= WHILE)) {
             break;
         }
         shuffle.order(&mut order);
         for &i in &order {
             let c = &all[who[i]];
+            if size <= SETTLED {
+                bench.once(Way::Direct(Method::Engine), c.direction, c.host, size)?;
+            }
             samples[i].push(ns(bench.once(c.way, c.direction, c.host, size)?));
         }
     }

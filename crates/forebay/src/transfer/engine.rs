@@ -49,6 +49,7 @@ pub struct Engine {
     mapping: Option<Mutex<()>>,
     departures: AtomicU64,
     cache: Cache,
+    host_memory: bool,
 }
 
 /// Curves and what follows from them.
@@ -119,7 +120,8 @@ impl Engine {
         let mapping = (device.info().kind == Kind::Cuda).then(Mutex::default);
         let (known, changing) = (ArcSwap::new(Known::new(curves, 0)), Mutex::default());
         let (generation, departures) = (AtomicU64::new(0), AtomicU64::new(0));
-        Arc::new(Engine { device, known, changing, generation, mapping, departures, cache })
+        let host_memory = device.info().host_memory;
+        Arc::new(Engine { device, known, changing, generation, mapping, departures, cache, host_memory })
     }
 
     /// Measures all ways anew, within `budget`, and stores what was found.
@@ -168,7 +170,12 @@ impl Engine {
 
     /// Where the host's bytes are for this device: of one whose memory is the host's, all memory is as good.
     pub(super) fn place(&self, host: Host) -> Host {
-        if self.device.info().host_memory { Host::Pinned } else { host }
+        if self.host_memory { Host::Pinned } else { host }
+    }
+
+    /// Whether its device's memory is the host's.
+    pub(super) fn is_in_host_memory(&self) -> bool {
+        self.host_memory
     }
 
     /// Host memory that the device's kernels read and write in place: the host's handle and the device's.

@@ -16,6 +16,9 @@ use crate::error::Result;
 
 /// One in so many transfers is timed, to notice when a machine no longer is what calibration found.
 const SAMPLE: u32 = 16;
+/// Of copies within the host's memory that take less than it takes to time them, one in so many.
+const SAMPLE_OF_SHORT: u32 = 128;
+const SHORT: usize = 4 << 10;
 /// Transfers that may be in flight; the next one waits for the oldest.
 const MAX_IN_FLIGHT: usize = 64;
 
@@ -308,6 +311,7 @@ impl Stream {
     }
 
     /// Waits for everything so far.
+    #[inline]
     fn settle(&mut self) -> Result<()> {
         let fence = self.queue.fence()?;
         self.wait.until(&mut *self.queue, fence)?;
@@ -347,7 +351,8 @@ impl Stream {
             None
         };
         if let Some(way) = self.forced.or(quick) {
-            let sample = self.forced.is_none() && self.count.is_multiple_of(SAMPLE);
+            let every = if bytes <= SHORT && self.engine.is_in_host_memory() { SAMPLE_OF_SHORT } else { SAMPLE };
+            let sample = self.forced.is_none() && self.count.is_multiple_of(every);
             let begun = sample.then(Instant::now);
             // SAFETY: by the contract.
             let done = unsafe { self.go(&to, &[Piece { offset: 0, bytes: bytes as u64, way }]) };
@@ -376,6 +381,7 @@ impl Stream {
     ///
     /// # Safety
     /// As [`Stream::run`].
+    #[inline]
     unsafe fn go(&mut self, to: &Target<'_>, pieces: &[Piece]) -> Result<()> {
         let alone = pieces.len() == 1;
         // SAFETY: by the contract.
@@ -389,6 +395,7 @@ impl Stream {
 
     /// # Safety
     /// As [`Stream::run`]; and nothing touches the host's bytes until the queue has been awaited.
+    #[inline]
     unsafe fn piece(&mut self, to: &Target<'_>, p: &Piece, alone: bool) -> Result<()> {
         let (offset, n) = (to.offset + p.offset as usize, p.bytes as usize);
         // SAFETY: a piece lies within the transfer.
