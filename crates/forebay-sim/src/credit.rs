@@ -30,6 +30,8 @@ const STRETCH_US: u64 = 3_000_000;
 const SETTLE_US: u64 = 1_500_000;
 const STRETCHES: usize = 5;
 const STEP_US: u64 = 100;
+/// Fewer programs than this at first.
+const CROWD: usize = 48;
 /// The user of the programs; the service's is another one.
 const USER: u32 = 1000;
 
@@ -114,7 +116,11 @@ pub fn run(seed: u64, broken: bool) -> Outcome {
         hash: BEGIN,
         violations: Vec::new(),
     };
-    for _ in 0..m.rng.usize(2..6) {
+    // Mostly few; sometimes so many that the service ticks less often.
+    let few = m.rng.usize(2..6);
+    // Of its own, so that stories that were told before there were crowds go on as they did.
+    let mut many = fastrand::Rng::with_seed(seed ^ 0xc0ffee);
+    for _ in 0..if many.u32(0..4) == 0 { many.usize(6..CROWD) } else { few } {
         m.arrive();
     }
     for _ in 0..STRETCHES {
@@ -363,7 +369,7 @@ impl Machine {
         self.spare_ns += capacity - used.min(capacity);
         // Now and then the service is late.
         let late = if self.rng.u32(0..200) == 0 { 3 * TICK_NS } else { 0 };
-        if self.since_tick_ns >= TICK_NS + late {
+        if self.since_tick_ns >= self.service.tick_ns() + late {
             self.since_tick_ns = 0;
             self.service.tick(self.told_ns, std::mem::take(&mut self.spare_ns));
         }
