@@ -8,10 +8,11 @@
 //!    have done besides. So the rate follows the device, whatever else uses it.
 //! 3. It is given by shares ([`crate::share::shares`]). A member whose demand is less than its share counts with its
 //!    demand and [`MARGIN`]; the rest flows to others, at last to `background` ones.
-//! 4. A member holds at most its part of [`FLOAT_NS`] and [`SLACK_NS`] a unit. What it cannot hold is lost, so that
-//!    others do not overtake it only because the operating system lets them run more. If more than one part in
-//!    [`TOLERATED`] of the device is idle because of that, those that have little left get that time on top; but not what somebody
-//!    with credit falls short of its share by: that one is being held up, and would be more.
+//! 4. A member holds at most [`SLACK_NS`] a unit and its part of [`FLOAT_NS`] and of what others owe ([`MAX_OWED_NS`]):
+//!    where many begin at once they have some of its time before theirs, and it gets that back. What it cannot hold is
+//!    lost, so that others do not overtake it only because the operating system lets them run more. If more than one part
+//!    in [`TOLERATED`] of the device is idle because of that, those that have little left get that time on top; but not
+//!    what somebody with credit falls short of its share by: that one is being held up, and would be more.
 //! 5. `interactive` members are filled first, up to [`RESERVE`] of what the device delivers; beyond that they are
 //!    normal ones.
 //! 6. A member that has credit and does nothing for [`IDLE_TICKS`] is idle: it counts for nothing, and begins again
@@ -26,8 +27,13 @@ use crate::share::{Class, Member, Refusal, WHOLE, admit, shares};
 
 /// How often the bank is asked to tick, while anybody is active.
 pub const TICK_NS: u64 = 5_000_000;
-/// What all members can hold together, beside slack, a unit of the device.
+/// What all members can hold together, beside slack and what others owe, a unit of the device, when ticks are [`TICK_NS`]
+/// apart.
 pub const FLOAT_NS: u64 = 8 * TICK_NS;
+/// Ticks that are further apart than this count as if they were not: one that is late changes nothing.
+pub const MAX_TICK_NS: u64 = 4 * TICK_NS;
+/// Most of what all owe together that others may hold on top, a unit of the device.
+pub const MAX_OWED_NS: u64 = 8 * FLOAT_NS;
 /// What a member may hold beyond its part, a unit of the device.
 pub const SLACK_NS: u64 = TICK_NS;
 /// Most that a member can owe, a unit of the device.
@@ -115,6 +121,11 @@ pub struct Bank {
     bonus: i64,
     /// What was to be given and was more than the device can do in a tick, ns.
     carry_ns: u64,
+}
+
+/// [`FLOAT_NS`], when ticks are so far apart.
+fn float_ns(tick_ns: u64) -> u64 {
+    FLOAT_NS / TICK_NS * tick_ns.clamp(TICK_NS, MAX_TICK_NS)
 }
 
 fn signed(v: u64) -> i64 {
@@ -224,7 +235,7 @@ impl Bank {
         self.reshare();
         // Never more than the device can do; a sixteenth for clocks that are read one after the other.
         let most = passed_ns.saturating_mul(self.units).saturating_mul(17) / 16;
-        self.hand_out(total, spare_ns, most);
+        self.hand_out(total, spare_ns, most, float_ns(passed_ns));
     }
 
     /// Shares by class, then by what members demand (rule 3).
@@ -291,7 +302,7 @@ impl Bank {
         fair
     }
 
-    fn hand_out(&mut self, used_ns: u64, spare_ns: u64, most_ns: u64) {
+    fn hand_out(&mut self, used_ns: u64, spare_ns: u64, most_ns: u64, float_ns: u64) {
         let slack = signed(SLACK_NS * self.units);
         // What was lost (rule 4) comes back before everybody waits. What somebody owes is not lost: counted here it would
         // be given again and again, and the debtor would have a part of it.
@@ -302,7 +313,9 @@ impl Bank {
         let due = used_ns.saturating_add(spare_ns).saturating_add(self.carry_ns);
         let pot = due.saturating_add(lost).min(most_ns);
         self.carry_ns = due.saturating_sub(pot).min(FLOAT_NS * self.units);
-        let float = i128::from(FLOAT_NS * self.units);
+        let debts = self.accounts.values().filter(|a| a.member.active).map(|a| a.balance.min(0).unsigned_abs());
+        let owed = debts.fold(0u64, u64::saturating_add).min(MAX_OWED_NS * self.units);
+        let float = i128::from(float_ns * self.units + owed);
         let gained = (u128::from(pot) * u128::from(RESERVE) / u128::from(WHOLE)) as u64;
         self.reserve_ns = self.reserve_ns.saturating_add(gained).min(MAX_RESERVE_NS * self.units);
         let mut pot = signed(pot);

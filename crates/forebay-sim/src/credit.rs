@@ -13,7 +13,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 
-use forebay_policy::credit::{FLOAT_NS, Order, SLACK_NS, TICK_NS};
+use forebay_policy::credit::{FLOAT_NS, MAX_OWED_NS, MAX_TICK_NS, Order, SLACK_NS, TICK_NS};
 use forebay_policy::share::{self, Member, WHOLE, shares};
 use forebay_proto::page::AccountWords;
 use forebay_proto::wire::{self, CPU, Class, Refusal, Reply, Request};
@@ -32,6 +32,10 @@ const STRETCHES: usize = 5;
 const STEP_US: u64 = 100;
 /// Fewer programs than this at first.
 const CROWD: usize = 48;
+/// So many take turns that last longer: after something has changed they are all in step, and each pays for its tasks while
+/// all others have theirs.
+const MANY: usize = 8;
+const STRETCH_OF_MANY_US: u64 = 5_000_000;
 /// The user of the programs; the service's is another one.
 const USER: u32 = 1000;
 
@@ -120,15 +124,16 @@ pub fn run(seed: u64, broken: bool) -> Outcome {
     let few = m.rng.usize(2..6);
     // Of its own, so that stories that were told before there were crowds go on as they did.
     let mut many = fastrand::Rng::with_seed(seed ^ 0xc0ffee);
-    for _ in 0..if many.u32(0..4) == 0 { many.usize(6..CROWD) } else { few } {
+    for _ in 0..if many.u32(0..8) == 0 { many.usize(6..CROWD) } else { few } {
         m.arrive();
     }
     for _ in 0..STRETCHES {
         for _ in 0..m.rng.usize(1..4) {
             m.event();
         }
-        m.pass(SETTLE_US);
-        m.judge();
+        let crowd = m.programs.len() >= MANY;
+        m.pass(if crowd { 2 * SETTLE_US } else { SETTLE_US });
+        m.judge(if crowd { STRETCH_OF_MANY_US } else { STRETCH_US });
     }
     Outcome { hash: m.hash, judged: STRETCHES, violations: m.violations }
 }
@@ -375,11 +380,11 @@ impl Machine {
         }
     }
 
-    fn judge(&mut self) {
+    fn judge(&mut self, stretch_us: u64) {
         let time = |m: &mut Machine, pid: u32| m.service.world().processes.get(&pid).map_or(0, |o| o.1);
         let pids: Vec<u32> = self.programs.keys().copied().collect();
         let before: Vec<u64> = pids.iter().map(|p| time(self, *p)).collect();
-        self.pass(STRETCH_US);
+        self.pass(stretch_us);
         let got: Vec<u64> = pids.iter().zip(before).map(|(p, b)| time(self, *p) - b).collect();
         got.iter().for_each(|g| self.hash = noted(self.hash, *g));
         let members: Vec<Member> = pids
@@ -397,7 +402,7 @@ impl Machine {
             })
             .collect();
         let want = shares(&members);
-        let capacity = self.cores * STRETCH_US * 1000;
+        let capacity = self.cores * stretch_us * 1000;
         let total: u64 = got.iter().sum();
         if want.iter().sum::<u64>() > 0 && total < capacity / WHOLE * (WHOLE - IDLE) {
             self.wrong(format!("{} of {capacity} ns were idle with {members:?}", capacity - total));
@@ -419,7 +424,7 @@ impl Machine {
         }
         let bank: Vec<_> = self.service.bank(0).map(|b| b.views().collect()).unwrap_or_default();
         for v in bank {
-            let most = (FLOAT_NS + SLACK_NS) * self.cores;
+            let most = (MAX_TICK_NS / TICK_NS * FLOAT_NS + MAX_OWED_NS + SLACK_NS) * self.cores;
             if !self.programs.contains_key(&(v.member.id as u32)) {
                 self.wrong(format!("{} has credit and is not there", v.member.id));
             }

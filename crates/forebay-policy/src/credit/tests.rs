@@ -22,6 +22,7 @@ enum Worker {
 /// Programs on a machine whose cores are shared equally among those that want to run, as an operating system does it.
 struct Machine {
     units: u64,
+    tick_ns: u64,
     /// Part of the machine that somebody else takes, percent.
     foreign: u64,
     bank: Bank,
@@ -41,6 +42,7 @@ impl Machine {
         let bank = Bank::new(units as u32, order);
         Machine {
             units,
+            tick_ns: TICK_NS,
             foreign: 0,
             bank,
             programs: BTreeMap::new(),
@@ -100,14 +102,14 @@ impl Machine {
         let mut spare = 0;
         for _ in 0..ms * 1000 / STEP_US {
             self.step(&mut spare);
-            if self.now_us.is_multiple_of(TICK_NS / 1000) {
+            if self.now_us.is_multiple_of(self.tick_ns / 1000) {
                 let demand = |id: u64| {
                     let (_, workers) = self.programs.get(&id)?;
                     let wants = workers.iter().filter(|w| !matches!(w, Worker::Resting(1..))).count() as u64;
                     let demand = if self.liar == Some(id) { WHOLE } else { wants * WHOLE / self.units };
                     Some(Report { spent_ns: self.spent_ns[&id], demand })
                 };
-                self.bank.tick(TICK_NS, std::mem::take(&mut spare), demand);
+                self.bank.tick(self.tick_ns, std::mem::take(&mut spare), demand);
             }
         }
         let all = self.units * ms * 1_000_000 * (100 - self.foreign) / 100;
@@ -133,6 +135,22 @@ fn saturating_programs_get_their_shares_whatever_their_tasks_and_the_machine() {
         for (id, share, _) in parts {
             assert!(near(got[&id], share.into(), 2), "{units} units, {foreign} % foreign: {got:?}");
         }
+    }
+}
+
+#[test]
+fn a_share_holds_in_a_crowd() {
+    // They all begin at once, owe at once, and begin at once again.
+    for (units, crowd, task_us, ticks) in
+        [(1, 10, 20_000, 2), (2, 12, 10_000, 2), (2, 40, 5_000, 4), (4, 34, 10_000, 4)]
+    {
+        let mut m = Machine::new(units, Order::Share);
+        m.tick_ns = ticks * TICK_NS;
+        m.add(1, Class::Custom(290_000), 0, busy(units as usize, 1000));
+        (2..2 + crowd).for_each(|id| m.add(id, Class::Normal, 0, busy(units as usize, task_us)));
+        m.run(2000);
+        let got = m.run(5000);
+        assert!(near(got[&1], 290_000, 3), "{crowd} on {units} units: {got:?}");
     }
 }
 
@@ -317,7 +335,8 @@ proptest! {
                     prop_assert!(given <= most, "{given} of {most}");
                     for v in &after {
                         prop_assert!(v.share <= WHOLE);
-                        prop_assert!(v.balance_ns <= (FLOAT_NS + SLACK_NS) as i64 * i64::from(units));
+                        let most = (MAX_TICK_NS / TICK_NS * FLOAT_NS + MAX_OWED_NS + SLACK_NS) * u64::from(units);
+                        prop_assert!(v.balance_ns <= most as i64);
                     }
                 }
             }
