@@ -38,7 +38,9 @@ impl<'a> Sleeper<'a> {
 
 impl Drop for Sleeper<'_> {
     fn drop(&mut self) {
-        self.sleepers.fetch_sub(1, Ordering::Relaxed);
+        // Never below none: the page may have been exchanged meanwhile for one of a new service, on which nobody had lain
+        // down.
+        let _ = self.sleepers.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
     }
 }
 
@@ -59,6 +61,11 @@ mod tests {
         drop(b);
         assert!(!ring(&bell, &sleepers));
         assert_eq!(bell.load(Ordering::Relaxed), 3);
+        let c = Sleeper::lie_down(&bell, &sleepers);
+        // Another page is in the place of this one.
+        sleepers.store(0, Ordering::Relaxed);
+        drop(c);
+        assert!(!ring(&bell, &sleepers));
     }
 }
 
