@@ -4,7 +4,7 @@
 //! Rules:
 //! 1. The service writes what is new, then rings ([`ring`]: the bell counts on), then looks whether anybody sleeps, and
 //!    wakes those that do.
-//! 2. A program counts itself among the sleepers ([`Sleeper::lie_down`]), then reads the bell, then looks at what the
+//! 2. A program counts itself among the sleepers (`Sleeper::lie_down`), then reads the bell, then looks at what the
 //!    service says, and sleeps only as long as the bell is as it was read.
 //! 3. Between the first and the second step of either there is a sequentially consistent fence: the service sees the
 //!    sleeper, or the sleeper sees the ring and what was written before it.

@@ -270,7 +270,7 @@ impl<W: World> Service<W> {
         Some([self.global.file(), s.client.file(), s.program.file()])
     }
 
-    /// Time until the next tick, ns: [`TICK_NS`] while anybody is active, but longer the more there are (see [`MANY`]),
+    /// Time until the next tick, ns: [`TICK_NS`] while anybody is active, but longer the more there are (see `MANY`),
     /// and [`REFRESH_NS`] when nobody is.
     pub fn tick_ns(&self) -> u64 {
         match self.devices.iter().map(|d| d.bank.active()).sum::<usize>() {
