@@ -25,7 +25,7 @@ use std::collections::BTreeMap;
 
 use crate::share::{Class, Member, Refusal, WHOLE, admit, shares};
 
-/// How often the bank is asked to tick, while anybody is active.
+/// How often the bank is asked to tick while a few are active; with many ticks may be up to [`MAX_TICK_NS`] apart.
 pub const TICK_NS: u64 = 5_000_000;
 /// What all members can hold together, beside slack and what others owe, a unit of the device, when ticks are [`TICK_NS`]
 /// apart.

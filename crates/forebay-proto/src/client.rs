@@ -316,11 +316,11 @@ impl Session {
                 return Err(Error::Confused);
             }
         }
-        // Others see the new pages in the place of the old ones. What the program says of itself goes along.
+        // Others see the new pages in the place of the old ones. What the program says of itself goes along, but for what it
+        // has used: this service counts from none, and would count no faster than the device works.
         let [global, client, program, _] = &connection.files;
         let next = Mapped::<ProgramPage>::open(program.as_fd(), true).map_err(io("map the program's page"))?;
         for (old, new) in self.pages.program.accounts.iter().zip(&next.accounts) {
-            new.spent.store(old.spent.load(Ordering::Relaxed), Ordering::Relaxed);
             new.tasks.store(old.tasks.load(Ordering::Relaxed), Ordering::Relaxed);
             new.demand.store(old.demand.load(Ordering::Relaxed), Ordering::Relaxed);
             new.busy.store(old.busy.load(Ordering::Relaxed), Ordering::Relaxed);

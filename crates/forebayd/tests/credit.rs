@@ -142,3 +142,20 @@ fn killed_twenty_times_the_service_never_leaves_anybody_stopped() {
         assert_eq!(s.process(programs[2].pid()).unwrap().class, Class::Suspended, "round {round}");
     }
 }
+
+#[test]
+fn what_was_used_under_an_earlier_service_holds_nobody_up() {
+    let mut s = Service::start(&["--device", "thing=1"]);
+    let session = forebay_proto::client::Session::open_at(vec![s.dir.join("socket")], "test").unwrap();
+    let account = session.join("thing").unwrap();
+    until("there is credit", || account.may());
+    account.took(20_000_000_000);
+    s.kill();
+    until("everybody runs", || !session.is_served());
+    s.restart();
+    until("it has come back", || session.is_served());
+    // The service takes no more for used than the device could do meanwhile: 20 s would be caught up with in ten.
+    let begun = std::time::Instant::now();
+    until("there is credit again", || account.may());
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+}
