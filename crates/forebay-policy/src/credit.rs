@@ -175,11 +175,14 @@ impl Bank {
 
     /// How far the member may get: its use may be up to this, ns. None for one that is not there.
     pub fn allowance(&self, id: u64) -> Option<u64> {
+        self.allowance_from(id, self.accounts.get(&id)?.spent)
+    }
+
+    /// The same for who counts its use from elsewhere, and is at `counted_ns` with what the bank knows of.
+    pub fn allowance_from(&self, id: u64, counted_ns: u64) -> Option<u64> {
         let a = self.accounts.get(&id)?;
-        if a.member.class == Class::Suspended {
-            return Some(0);
-        }
-        Some(a.spent.saturating_add_signed(a.balance))
+        let suspended = a.member.class == Class::Suspended;
+        Some(if suspended { 0 } else { counted_ns.saturating_add_signed(a.balance) })
     }
 
     /// Whether a member has credit.

@@ -115,6 +115,12 @@ const fn escape<T>(number: u8) -> Opcode {
     opcode::read_write::<T>(MAGIC, number)
 }
 
+/// A command's parameters as RM wants them told. It refuses an address without a size, so that nothing has none.
+fn address_of(params: &mut [u8]) -> (u64, u32) {
+    let address = if params.is_empty() { 0 } else { params.as_mut_ptr() as u64 };
+    (address, params.len() as u32)
+}
+
 /// Calls the driver again while it asks for that.
 fn call<T>(mut f: impl FnMut() -> rustix::io::Result<T>) -> io::Result<T> {
     loop {
@@ -127,8 +133,7 @@ fn call<T>(mut f: impl FnMut() -> rustix::io::Result<T>) -> io::Result<T> {
 
 impl ControlFile for HostFile {
     fn control(&self, c: &mut Control, params: &mut [u8]) -> io::Result<()> {
-        c.params = params.as_mut_ptr() as u64;
-        c.params_size = params.len() as u32;
+        (c.params, c.params_size) = address_of(params);
         call(|| {
             // SAFETY: the opcode's size is that of `Control`; `params` is alive and as long as it says.
             unsafe { ioctl(self.control.as_fd(), Updater::<{ escape::<Control>(ESC_CONTROL) }, Control>::new(c)) }
@@ -136,8 +141,7 @@ impl ControlFile for HostFile {
     }
 
     fn alloc(&self, c: &mut Alloc, params: &mut [u8]) -> io::Result<()> {
-        c.params = if params.is_empty() { 0 } else { params.as_mut_ptr() as u64 };
-        c.params_size = params.len() as u32;
+        (c.params, c.params_size) = address_of(params);
         call(|| {
             // SAFETY: as in `control`.
             unsafe { ioctl(self.control.as_fd(), Updater::<{ escape::<Alloc>(ESC_ALLOC) }, Alloc>::new(c)) }
@@ -182,5 +186,25 @@ impl ControlFile for HostFile {
             unsafe { ioctl(self.control.as_fd(), Updater::<{ escape::<Cards>(ESC_CARD_INFO) }, Cards>::new(&mut all)) }
         })?;
         Ok(all.into_iter().filter(|c| c.valid != 0).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The driver's own check of every control call: parameters have an address and a size, or neither.
+    #[test]
+    fn a_command_without_parameters_passes_no_address() {
+        let nobody = HostFile { control: open("/dev/null").unwrap().into(), _gpu: None };
+        let mut said = Control::default();
+        // The call itself fails, with what it was given in `said`.
+        nobody.control(&mut said, &mut []).unwrap_err();
+        assert_eq!((said.params, said.params_size), (0, 0));
+        nobody.control(&mut said, &mut [0; 8]).unwrap_err();
+        assert!(said.params != 0 && said.params_size == 8, "{said:?}");
+        let mut said = Alloc::default();
+        nobody.alloc(&mut said, &mut []).unwrap_err();
+        assert_eq!((said.params, said.params_size), (0, 0));
     }
 }

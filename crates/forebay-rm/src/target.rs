@@ -1,7 +1,7 @@
 //! Another process on the GPU: found, sliced, suspended.
 
 use std::collections::HashSet;
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 
 use crate::client::{Client, class_of};
@@ -16,6 +16,8 @@ use crate::sys::{
 const MAX_CLIENTS: u32 = 128;
 /// Clients above it that are looked at: those made since.
 const ABOVE: u32 = 32;
+/// Clients that a search further down asks about at a time: some tens of milliseconds.
+pub const FURTHER_AT_A_TIME: u32 = 4096;
 /// Objects looked at in one client.
 const MAX_OBJECTS: u32 = 0x1000;
 /// Handles without an object after which a client is believed to have no more.
@@ -62,6 +64,28 @@ pub struct Search {
     pub clients: Vec<RawHandle>,
     /// Look nowhere else. Every client that is asked about and does not exist is a line in the kernel's log.
     pub nowhere_else: bool,
+    /// Below those that are looked at otherwise, so many may be asked about, [`FURTHER_AT_A_TIME`] in a search that looks
+    /// nowhere else then.
+    pub further: u32,
+    /// How far down that has come.
+    down_to: Option<RawHandle>,
+}
+
+impl Search {
+    /// For a process that had these clients.
+    pub fn from(clients: Vec<RawHandle>) -> Self {
+        Search { clients, ..Search::default() }
+    }
+
+    /// The clients further down that are next.
+    fn next_further(&mut self, top: RawHandle) -> Range<RawHandle> {
+        let end = self.down_to.unwrap_or(top).max(FIRST_CLIENT);
+        let n = self.further.min(FURTHER_AT_A_TIME).min(end - FIRST_CLIENT);
+        let begin = end - n;
+        self.further = if begin == FIRST_CLIENT { 0 } else { self.further - n };
+        self.down_to = Some(begin);
+        begin..end
+    }
 }
 
 /// Handles around one.
@@ -84,7 +108,8 @@ impl Target {
     ///
     /// RM may number clients upwards for as long as the machine is up, or give the lowest number that is free: a process that
     /// is new has the numbers below the newest, which a client of our own that we make for that tells, and in the other
-    /// case they are near our own. One that is older than the service, and than a hundred clients, is not found.
+    /// case they are near our own. One that is older than the service, and than a hundred clients, is found only by a search
+    /// further down ([`Search::further`]).
     ///
     /// # Errors
     /// [`Error::Process`], [`Error::NoChannels`], or what the driver refused.
@@ -97,7 +122,15 @@ impl Target {
                 t.ask(&**file, *client, &mut mine)?;
             }
         }
-        if !search.nowhere_else {
+        if search.further > 0 {
+            // Our own client was made when the service began: who is older is below it.
+            let next = search.next_further(*around(own.handle()).start());
+            for file in &files {
+                for client in next.clone().rev().filter(|c| !known.contains(c)) {
+                    t.ask(&**file, client, &mut mine)?;
+                }
+            }
+        } else if !search.nowhere_else {
             let newest = own.newest().unwrap_or(own.handle());
             let windows = [around(newest), around(own.handle())];
             for (i, window) in windows.iter().enumerate() {

@@ -46,6 +46,10 @@ pub struct Arguments {
     /// How GPUs are divided
     #[arg(long, value_enum, default_value_t = LevelName::Auto)]
     level: LevelName,
+    /// Look for GPU programs that began long before the service among so many of the driver's clients, once for each such
+    /// program; every one that has gone meanwhile leaves a line in the kernel's log
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=1 << 20))]
+    search: u32,
     /// NVIDIA's control daemon for MPS, under which `forebay run --co-run` puts programs
     #[arg(long, value_name = "PROGRAM", default_value = crate::mps::PROGRAM)]
     mps: PathBuf,
@@ -197,8 +201,15 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
         None => Server::new(options).map_err(text)?,
     };
     for (gpu, lock, guardian) in guardians {
-        let way =
-            if lock { Way::Lock } else { Way::Hardware(driver()?, arguments.nvml || arguments.fake_rm.is_none()) };
+        let way = if lock {
+            Way::Lock
+        } else {
+            Way::Hardware {
+                rm: driver()?,
+                nvml: arguments.nvml || arguments.fake_rm.is_none(),
+                search: arguments.search,
+            }
+        };
         server.steer(gpu, way, guardian).map_err(text)?;
     }
     let stop = OwnedFd::from(stop);

@@ -17,8 +17,15 @@ use crate::samples::SampleMeter;
 
 /// How a GPU's processes are steered.
 pub enum Way {
-    /// By the driver's channels; whether NVML is asked for what the driver's log does not tell.
-    Hardware(Arc<dyn Rm>, bool),
+    /// By the driver's channels.
+    Hardware {
+        /// The driver.
+        rm: Arc<dyn Rm>,
+        /// Whether NVML is asked for what the driver's log does not tell.
+        nvml: bool,
+        /// Clients further down that are asked about to find a process that is older than the service.
+        search: u32,
+    },
     /// By the CUDA driver's process lock.
     Lock,
 }
@@ -51,13 +58,13 @@ impl Way {
     /// What the driver refused, or that nobody says who uses the GPU.
     pub(crate) fn open(self, gpu: u32, ledger: Arc<Ledger>) -> Result<Means, String> {
         match self {
-            Way::Hardware(rm, nvml) => by_channels(gpu, rm, nvml, ledger),
+            Way::Hardware { rm, nvml, search } => by_channels(gpu, rm, nvml, search, ledger),
             Way::Lock => by_lock(gpu, ledger),
         }
     }
 }
 
-fn by_channels(gpu: u32, rm: Arc<dyn Rm>, nvml: bool, ledger: Arc<Ledger>) -> Result<Means, String> {
+fn by_channels(gpu: u32, rm: Arc<dyn Rm>, nvml: bool, search: u32, ledger: Arc<Ledger>) -> Result<Means, String> {
     let own = Arc::new(Client::open(rm.clone(), gpu).map_err(|e| e.to_string())?);
     let samples = if nvml { nvml::Gpu::open(gpu) } else { Err("NVML is not asked".into()) };
     let memory = samples.as_ref().ok().map(memory);
@@ -75,7 +82,7 @@ fn by_channels(gpu: u32, rm: Arc<dyn Rm>, nvml: bool, ledger: Arc<Ledger>) -> Re
     };
     let mut finder = Finder::new(CONTROL_PATH);
     let processes = Box::new(move || rm.processes(&mut finder).map_err(|e| e.to_string()));
-    let reach = Box::new(Hardware::new(own, Some(ledger)));
+    let reach = Box::new(Hardware::new(own, Some(ledger)).searching(search));
     Ok(Means { reach, meter, period_ns: PERIOD_NS, level: Level::Hardware, source, processes, memory, without })
 }
 

@@ -24,6 +24,13 @@ pub trait Reach {
         let _ = (pid, clients);
     }
 
+    /// A process is on the GPU and was not found: from now on it is looked for more widely. False when that is over, or
+    /// there is no wider.
+    fn look_further(&self, pid: u32) -> bool {
+        let _ = pid;
+        false
+    }
+
     /// A process has gone: whoever comes with its number is another one.
     fn forget(&self, pid: u32) {
         let _ = pid;

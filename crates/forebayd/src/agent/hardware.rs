@@ -35,6 +35,8 @@ pub struct Hardware {
     ledger: Option<Arc<Ledger>>,
     /// Processes without channels.
     waiting: RefCell<HashMap<u32, Waiting>>,
+    /// Clients that are asked about to find a process that is older than this one.
+    further: u32,
 }
 
 /// A process without channels.
@@ -44,6 +46,8 @@ struct Waiting {
     /// How often it was asked for since it last had another number of the driver's files open.
     asked: u32,
     files: usize,
+    /// It was or is being looked for further down.
+    further: bool,
 }
 
 impl Waiting {
@@ -72,7 +76,14 @@ fn is_due(n: u32, (always, most): (u32, u32)) -> bool {
 impl Hardware {
     /// Without a ledger nobody gives back what is taken when this process is killed.
     pub fn new(own: Arc<Client>, ledger: Option<Arc<Ledger>>) -> Self {
-        Hardware { own, ledger, waiting: RefCell::default() }
+        Hardware { own, ledger, waiting: RefCell::default(), further: 0 }
+    }
+
+    /// To find processes that began long before this one, so many clients further down are asked about once for each. Those
+    /// that are not there leave a line in the kernel's log.
+    #[must_use]
+    pub fn searching(self, further: u32) -> Self {
+        Hardware { further, ..self }
     }
 }
 
@@ -84,7 +95,8 @@ impl Reach for Hardware {
         }
         let w = waiting.entry(pid).or_default();
         let n = w.ask(open_files(pid, DRIVER));
-        if !is_due(n, LOOKS) {
+        let further = w.search.further > 0;
+        if !further && !is_due(n, LOOKS) {
             return Err(Refused::Driver(Error::NoChannels { pid, files: 0, calls: 0 }));
         }
         w.search.nowhere_else = !is_due(n, SEARCHES);
@@ -95,8 +107,17 @@ impl Reach for Hardware {
     }
 
     fn remember(&self, pid: u32, clients: &[RawHandle]) {
-        let search = Search { clients: clients.to_vec(), nowhere_else: false };
+        let search = Search::from(clients.to_vec());
         self.waiting.borrow_mut().entry(pid).or_insert(Waiting { search, ..Waiting::default() });
+    }
+
+    fn look_further(&self, pid: u32) -> bool {
+        let mut waiting = self.waiting.borrow_mut();
+        let Some(w) = waiting.get_mut(&pid) else { return false };
+        if !std::mem::replace(&mut w.further, true) {
+            w.search.further = self.further;
+        }
+        w.search.further > 0
     }
 
     fn forget(&self, pid: u32) {

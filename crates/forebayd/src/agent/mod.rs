@@ -198,6 +198,11 @@ impl<M: Meter> Agent<M> {
         self.reach.remember(pid, clients);
     }
 
+    /// A process is on the GPU and was not found ([`Reach::look_further`]).
+    pub fn look_further(&self, pid: u32) -> bool {
+        self.reach.look_further(pid)
+    }
+
     /// Takes a process in, or changes its class. It is let on the GPU, whatever state it was left in.
     ///
     /// # Errors

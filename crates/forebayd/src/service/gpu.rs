@@ -80,11 +80,11 @@ impl<W: World> Service<W> {
                 Err(Refused::Driver(forebay_rm::Error::NoChannels { .. })) => {
                     let looks = g.unfound.entry(pid).or_default();
                     *looks = looks.saturating_add(1);
-                    if *looks < UNFOUND_LOOKS {
+                    if *looks < UNFOUND_LOOKS || g.agent.look_further(pid) {
                         continue;
                     }
                     "its channels are not found, though it is on the GPU: most likely it began long before this service; to have it \
-                     steered, start it anew"
+                     steered, start it anew, or the service with a larger --search"
                         .into()
                 }
                 Err(Refused::Driver(e)) => e.to_string(),
@@ -163,8 +163,9 @@ mod tests {
         }
     }
 
-    #[test]
-    fn whoever_is_on_a_gpu_and_too_old_to_be_found_is_told_of_once() {
+    /// What is said of three processes, of which one is older than 300 others and one has the driver open only, by a
+    /// service that begins after them and looks for so many clients further down, in two long whiles; and who is steered.
+    fn said_of_an_old_one(further: u32) -> ([Vec<String>; 2], Vec<u32>) {
         let rm = FakeRm::default();
         rm.start(10, 1, 2, Load::saturating(1000));
         // So many programs have come and gone since.
@@ -173,25 +174,35 @@ mod tests {
         rm.start(30, 0, 0, Load::IDLE);
         let own = Arc::new(Client::open(Arc::new(rm.clone()), 0).unwrap());
         let meter: Box<dyn Meter> = Box::new(LogMeter::open(own.clone()).unwrap());
-        let agent = Agent::by(Box::new(Hardware::new(own, None)), meter, PERIOD_NS);
+        let agent = Agent::by(Box::new(Hardware::new(own, None).searching(further)), meter, PERIOD_NS);
         let mut s = Service::new(Few, 1, Order::Share, 0).unwrap();
         s.add_gpu("gpu0", agent, (Level::Hardware, Source::Switches), false).unwrap();
         let mut now_ns = 0;
-        let mut look = |s: &mut Service<Few>, n: u64| {
-            let said: Vec<String> = (0..4 * UNFOUND_LOOKS as usize)
-                .flat_map(|_| {
-                    rm.run(50_000);
-                    now_ns += 50_000_000;
-                    s.turn(now_ns);
-                    s.gpu_processes(0, &[10, 20, 30])
-                })
-                .collect();
-            assert_eq!(said.len() as u64, n, "{said:?}");
-            said
+        let mut look = || {
+            let look = |_| {
+                rm.run(50_000);
+                now_ns += 50_000_000;
+                s.turn(now_ns);
+                s.gpu_processes(0, &[10, 20, 30])
+            };
+            (0..4 * UNFOUND_LOOKS).flat_map(look).collect()
         };
-        let said = look(&mut s, 1);
-        assert!(said[0].starts_with("process 10 is not steered on gpu0: its channels are not found"), "{said:?}");
-        look(&mut s, 0);
-        assert!(s.gpus[0].agent.shares().keys().eq(&[20]));
+        let said = [look(), look()];
+        (said, s.gpus[0].agent.shares().into_keys().collect())
+    }
+
+    #[test]
+    fn whoever_is_on_a_gpu_and_too_old_to_be_found_is_told_of_once() {
+        for further in [0, 100] {
+            let ([first, then], steered) = said_of_an_old_one(further);
+            let begin = "process 10 is not steered on gpu0: its channels are not found";
+            assert!(first.len() == 1 && first[0].starts_with(begin) && then.is_empty(), "{first:?} {then:?}");
+            assert_eq!(steered, [20]);
+        }
+    }
+
+    #[test]
+    fn whoever_is_older_is_found_by_a_search_that_goes_further() {
+        assert_eq!(said_of_an_old_one(1000), ([vec![], vec![]], vec![10, 20]));
     }
 }

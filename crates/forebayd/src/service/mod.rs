@@ -8,7 +8,8 @@
 //! 3. The service's user, root and the group `forebay` may set anything. Others may set their own processes only, and no
 //!    higher than the ceiling: `normal` and the process's own nice value, or what somebody who may has said last.
 //! 4. At every [`Service::tick`] the banks hand out credit, and pages are written; a waiting process is woken when it may
-//!    go on: it has credit, and nobody goes before it.
+//!    go on: it has credit, and nobody goes before it. Credit is a process's, however many connections it has: what is used
+//!    over one is taken from all.
 //! 5. While an `interactive` process has work and credit, others begin nothing; one that has work but uses nothing for
 //!    [`STUCK_TICKS`] does not count.
 //! 6. Device memory: see `limit`.
@@ -17,6 +18,7 @@
 mod corun;
 mod gpu;
 mod limit;
+mod session;
 mod tick;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,14 +27,15 @@ use std::sync::atomic::Ordering;
 use forebay_policy::credit::{Bank, Order, TICK_NS};
 use forebay_policy::share::{self, Member, Refusal as Denied, WHOLE};
 use forebay_proto::memory::Made;
-use forebay_proto::page::{AccountWords, ClientPage, GlobalPage, MAX_DEVICES, ProgramPage, ProgramWords};
+use forebay_proto::page::{AccountWords, GlobalPage, MAX_DEVICES};
 use forebay_proto::wire::{self, CPU, Class, Level, MAX_LISTED, MAX_REQUEST, Refusal, Reply, Request, Saved, Source};
 
 pub use self::corun::{GRACE_NS, MAX_GROUPS, MAX_GROUPS_PER_USER};
 use self::corun::{Group, GroupName, Role, name_in};
 use self::gpu::Gpu;
 use self::limit::Limits;
-use self::tick::publish;
+use self::session::{Account, Session};
+pub use self::session::{Peer, SessionId};
 use crate::agent::Refused;
 use crate::metrics;
 
@@ -108,20 +111,6 @@ pub trait World {
     }
 }
 
-/// Number of a connection.
-pub type SessionId = u64;
-
-/// Who is at the other end of a connection.
-#[derive(Clone, Copy, Debug)]
-pub struct Peer {
-    /// The process that connected.
-    pub pid: u32,
-    /// Its user.
-    pub uid: u32,
-    /// Whether it may set anything.
-    pub privileged: bool,
-}
-
 /// What becomes of a message.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Answer {
@@ -131,24 +120,6 @@ pub enum Answer {
     Welcome(Reply),
     /// The connection ends, for this reason.
     Close(String),
-}
-
-struct Session {
-    peer: Peer,
-    greeted: bool,
-    since_ns: u64,
-    client: Made<ClientPage>,
-    program: Made<ProgramPage>,
-    /// Device of each account.
-    accounts: Vec<Option<usize>>,
-}
-
-impl Session {
-    /// The words of its accounts on a device: the service's and the program's.
-    fn on(&self, device: usize) -> impl Iterator<Item = (&AccountWords, &ProgramWords)> {
-        let words = self.client.accounts.iter().zip(&self.program.accounts);
-        self.accounts.iter().zip(words).filter(move |(a, _)| **a == Some(device)).map(|(_, words)| words)
-    }
 }
 
 struct Process {
@@ -162,8 +133,19 @@ struct Process {
     limits: Limits,
     /// Ticks for which it says that it works and uses nothing.
     stuck: u32,
+    /// Use that it said over connections that have ended, and that was not counted yet, by device.
+    late_ns: [u64; MAX_DEVICES],
     /// The co-run group that it belongs to, and as what.
     group: Option<(String, Role)>,
+}
+
+impl Process {
+    /// It gives up an account on a device: what it has used over that will be counted.
+    fn settle(&mut self, device: usize, account: Account<'_>) {
+        if let Some(ns) = self.late_ns.get_mut(device) {
+            *ns = ns.saturating_add(account.count(u64::MAX));
+        }
+    }
 }
 
 struct Device {
@@ -173,6 +155,16 @@ struct Device {
     tasks: (u64, u64),
     /// Use that was reported and did not fit the time that had passed.
     over_ns: u64,
+}
+
+impl Device {
+    /// How far an account of a process may get: by the kernel's clock of the process, or by what the account says itself,
+    /// which is what was used over that one only.
+    fn allowance(&self, id: u64, account: &Account<'_>) -> u64 {
+        let all =
+            if self.metered { self.bank.allowance(id) } else { self.bank.allowance_from(id, account.counted_ns.get()) };
+        all.unwrap_or(0)
+    }
 }
 
 /// The service.
@@ -264,12 +256,6 @@ impl<W: World> Service<W> {
         &mut self.world
     }
 
-    /// Files of the pages of a session, for its welcome.
-    pub fn files(&self, id: SessionId) -> Option<[std::os::fd::BorrowedFd<'_>; 3]> {
-        let s = self.sessions.get(&id)?;
-        Some([self.global.file(), s.client.file(), s.program.file()])
-    }
-
     /// Time until the next tick, ns: [`TICK_NS`] while anybody is active, but longer the more there are (see `MANY`),
     /// and [`REFRESH_NS`] when nobody is.
     pub fn tick_ns(&self) -> u64 {
@@ -284,43 +270,6 @@ impl<W: World> Service<W> {
     /// The members of a device, for tests and simulation.
     pub fn bank(&self, device: usize) -> Option<&Bank> {
         self.devices.get(device).map(|d| &d.bank)
-    }
-
-    /// The pages of a session, for tests and simulation.
-    pub fn pages(&self, id: SessionId) -> Option<(&ClientPage, &ProgramPage)> {
-        self.sessions.get(&id).map(|s| (&*s.client, &*s.program))
-    }
-
-    /// Somebody connects.
-    ///
-    /// # Errors
-    /// Why not; nothing is kept of it then.
-    pub fn connect(&mut self, id: SessionId, peer: Peer) -> Result<(), String> {
-        if self.sessions.len() >= MAX_SESSIONS {
-            return Err(format!("{MAX_SESSIONS} connections are open"));
-        }
-        let same = self.sessions.values().filter(|s| s.peer.uid == peer.uid).count();
-        if !peer.privileged && same >= MAX_SESSIONS_PER_USER {
-            return Err(format!("user {} has {MAX_SESSIONS_PER_USER} connections", peer.uid));
-        }
-        let page = |e: rustix::io::Errno| format!("a page: {e}");
-        let client = Made::new("forebay-client", false).map_err(page)?;
-        let program = Made::new("forebay-program", true).map_err(page)?;
-        let since_ns = self.now_ns;
-        self.sessions.insert(id, Session { peer, greeted: false, since_ns, client, program, accounts: Vec::new() });
-        Ok(())
-    }
-
-    /// A connection has ended, or is to be ended.
-    pub fn disconnect(&mut self, id: SessionId) {
-        // Its process stays a member of its devices until it ends: what it owes it could otherwise leave behind.
-        self.sessions.remove(&id);
-    }
-
-    /// Sessions that have not said hello for so long.
-    pub fn silent(&self, longer_than_ns: u64) -> Vec<SessionId> {
-        let late = |s: &Session| !s.greeted && self.now_ns.saturating_sub(s.since_ns) > longer_than_ns;
-        self.sessions.iter().filter(|(_, s)| late(s)).map(|(id, _)| *id).collect()
     }
 
     /// A process has ended.
@@ -375,10 +324,7 @@ impl<W: World> Service<W> {
             }
             _ if !s.greeted => Answer::Close("no hello".into()),
             Request::Join { device } => self.join(id, peer.pid, &device).into(),
-            Request::Leave { account } => match s.accounts.get_mut(usize::from(account)).and_then(Option::take) {
-                Some(_) => Answer::Reply(Reply::Done),
-                None => Answer::Reply(Reply::Refused(Refusal::Invalid(format!("there is no account {account}")))),
-            },
+            Request::Leave { account } => self.leave(id, peer.pid, account).into(),
             Request::Set { pid, class, nice } => self.set(peer, pid, class, nice).into(),
             Request::Limit { pid, memory } => self.limit(peer, pid, memory).into(),
             Request::Resume { pid } => self.resume(peer, pid).into(),
@@ -406,7 +352,8 @@ impl<W: World> Service<W> {
             let daemon = self.processes.get(&about.parent).filter(|p| p.about.uid == about.uid);
             let group = daemon.and_then(|p| p.group.as_ref()).filter(|(_, role)| *role == Role::Daemon);
             let group = group.map(|(name, _)| (name.clone(), Role::Server));
-            let mut p = Process { about, class, before, nice, ceiling, limits, stuck: 0, group };
+            let late_ns = [0; MAX_DEVICES];
+            let mut p = Process { about, class, before, nice, ceiling, limits, stuck: 0, late_ns, group };
             if let Some((name, role)) = &p.group {
                 p.about.name = name_in(name, *role).unwrap_or(p.about.name);
             }
@@ -436,35 +383,6 @@ impl<W: World> Service<W> {
         }
         let nice = about.nice.clamp(-20, 19) as i8;
         (Class::Normal, nice, (Class::Normal, nice), Limits::default())
-    }
-
-    fn join(&mut self, id: SessionId, pid: u32, name: &str) -> Result<Reply, Refusal> {
-        let device = self.devices.iter().position(|d| d.about.name == name);
-        let device = device.ok_or_else(|| Refusal::NoDevice(wire::short_name(name)))?;
-        let spent = self.world.cpu_time_ns(pid);
-        let p = self.processes.get(&pid).ok_or(Refusal::NoProcess(pid))?;
-        let s = self.sessions.get_mut(&id).ok_or(Refusal::NoProcess(pid))?;
-        let account = match s.accounts.iter().position(Option::is_none) {
-            Some(free) => free,
-            None if s.accounts.len() < MAX_DEVICES => {
-                s.accounts.push(None);
-                s.accounts.len() - 1
-            }
-            None => return Err(Refusal::Limit { what: "accounts".into(), limit: MAX_DEVICES as u64 }),
-        };
-        let d = &mut self.devices[device];
-        if d.metered && spent.is_none() {
-            return Err(Refusal::NoProcess(pid));
-        }
-        let member = Member { id: pid.into(), class: policy(p.class), nice: p.nice.into(), active: true };
-        d.bank.set(member, if d.metered { spent.unwrap_or(0) } else { 0 }).map_err(|e| refusal(&d.about.name, e))?;
-        s.accounts[account] = Some(device);
-        let words = &s.client.accounts[account];
-        words.precedence.store((p.class == Class::Interactive).into(), Ordering::Relaxed);
-        publish(words, &s.program.accounts[account], d.bank.allowance(pid.into()).unwrap_or(0), None);
-        let metered = d.metered;
-        self.refreshed_ns = 0;
-        Ok(Reply::Joined { account: account as u8, metered })
     }
 
     /// Whether somebody may give a process this class and nice value, if they can be at all.
@@ -700,7 +618,9 @@ impl<W: World> Service<W> {
                 let (class, before, nice, ceiling) = (s.class, s.before, s.nice, s.ceiling);
                 let [memory, most] = s.memory;
                 let limits = Limits { memory, most };
-                self.processes.insert(s.pid, Process { about, class, before, nice, ceiling, limits, stuck: 0, group });
+                let late_ns = [0; MAX_DEVICES];
+                let p = Process { about, class, before, nice, ceiling, limits, stuck: 0, late_ns, group };
+                self.processes.insert(s.pid, p);
             }
         }
     }

@@ -6,10 +6,11 @@ use std::sync::atomic::Ordering;
 use forebay_policy::credit::{Report, TICK_NS};
 use forebay_policy::share::{self, WHOLE};
 use forebay_proto::bell;
-use forebay_proto::page::{AccountWords, DeviceLoad, ProgramWords, Standing};
+use forebay_proto::page::{DeviceLoad, ProgramWords, Standing};
 use forebay_proto::wire::Class;
 
-use super::{Process, REFRESH_NS, STUCK_TICKS, Service, Session, World};
+use super::session::{Account, Session};
+use super::{Process, REFRESH_NS, STUCK_TICKS, Service, World};
 
 /// Most use of a device beyond what it could do that is remembered.
 const MAX_OVER_NS: u64 = 1_000_000_000;
@@ -17,7 +18,6 @@ const MAX_OVER_NS: u64 = 1_000_000_000;
 /// What a program says of itself on a device, over all its connections.
 #[derive(Clone, Copy, Default)]
 struct Said {
-    spent: u64,
     tasks: u64,
     demand: u64,
     busy: bool,
@@ -26,7 +26,6 @@ struct Said {
 impl Said {
     fn and(self, w: &ProgramWords) -> Self {
         Said {
-            spent: self.spent.saturating_add(w.spent.load(Ordering::Relaxed)),
             tasks: self.tasks.wrapping_add(w.tasks.load(Ordering::Relaxed)),
             demand: self.demand.saturating_add(w.demand.load(Ordering::Relaxed).into()),
             busy: self.busy || w.busy.load(Ordering::Relaxed) != 0,
@@ -46,8 +45,8 @@ impl<W: World> Service<W> {
         for (at, d) in self.devices.iter_mut().enumerate() {
             // Two vectors a tick: members are few, and looked up in order.
             let accounts = self.sessions.values();
-            let accounts = accounts.flat_map(|s| s.on(at).map(move |(_, program)| (s.peer.pid.into(), program)));
-            let mut accounts: Vec<(u64, &ProgramWords)> = accounts.collect();
+            let accounts = accounts.flat_map(|s| s.on(at).map(move |account| (s.peer.pid.into(), account)));
+            let mut accounts: Vec<(u64, Account<'_>)> = accounts.collect();
             accounts.sort_unstable_by_key(|(pid, _)| *pid);
             // No program can have used more than the device could do meanwhile.
             let most = passed.saturating_mul(d.about.units.into()).saturating_mul(2);
@@ -56,12 +55,19 @@ impl<W: World> Service<W> {
             for v in d.bank.views() {
                 let (id, was) = (v.member.id, v.spent_ns);
                 let from = accounts.partition_point(|(pid, _)| *pid < id);
-                let mine = accounts[from..].iter().take_while(|(pid, _)| *pid == id);
-                let said = mine.fold(Said::default(), |all, (_, words)| all.and(words));
+                let mine = accounts[from..].iter().take_while(|(pid, _)| *pid == id).map(|(_, account)| account);
+                let said = mine.clone().fold(Said::default(), |all, account| all.and(account.program));
+                let process = self.processes.get_mut(&(id as u32));
                 let now = if d.metered {
                     self.world.cpu_time_ns(id as u32)
                 } else {
-                    Some(said.spent.clamp(was, was.saturating_add(most)))
+                    // What does not fit is counted at the next ticks. Of connections that have ended first.
+                    let late = process.and_then(|p| p.late_ns.get_mut(at)).map_or(0, |late| {
+                        let ns = most.min(*late);
+                        *late -= ns;
+                        ns
+                    });
+                    Some(was.saturating_add(mine.fold(late, |ns, account| ns + account.count(most - ns))))
                 };
                 let Some(spent_ns) = now else { continue };
                 // Nobody says: then it is taken to want everything.
@@ -98,11 +104,10 @@ impl<W: World> Service<W> {
     pub(super) fn write_allowances(&mut self) {
         for (at, d) in self.devices.iter().enumerate() {
             for s in self.sessions.values() {
-                for (words, program) in s.on(at) {
+                for account in s.on(at) {
                     let id = s.peer.pid.into();
-                    let allowance = d.bank.allowance(id).unwrap_or(0);
-                    if publish(words, program, allowance, None) && d.bank.may(id) {
-                        self.world.wake(words);
+                    if publish(&account, d.allowance(id, &account), None) && d.bank.may(id) {
+                        self.world.wake(account.words);
                     }
                 }
             }
@@ -113,7 +118,7 @@ impl<W: World> Service<W> {
     pub(super) fn write_holds(&mut self) {
         for (at, d) in self.devices.iter().enumerate() {
             let of = |s: &Session| s.accounts.contains(&Some(at));
-            let works = |s: &Session| s.on(at).any(|(_, program)| program.busy.load(Ordering::Relaxed) != 0);
+            let works = |s: &Session| s.on(at).any(|a| a.program.busy.load(Ordering::Relaxed) != 0);
             let first = |s: &&Session| {
                 let believed = |p: &Process| p.class == Class::Interactive && p.stuck < STUCK_TICKS;
                 let is_believed = self.processes.get(&s.peer.pid).is_some_and(believed);
@@ -122,10 +127,11 @@ impl<W: World> Service<W> {
             let held = self.sessions.values().any(|s| first(&s));
             for s in self.sessions.values().filter(|s| of(s)) {
                 let interactive = self.processes.get(&s.peer.pid).is_some_and(|p| p.class == Class::Interactive);
-                for (words, program) in s.on(at) {
-                    let allowance = words.allowance.load(Ordering::Relaxed);
-                    if publish(words, program, allowance, Some(held && !interactive)) && d.bank.may(s.peer.pid.into()) {
-                        self.world.wake(words);
+                for account in s.on(at) {
+                    let allowance = account.words.allowance.load(Ordering::Relaxed);
+                    let hold = Some(held && !interactive);
+                    if publish(&account, allowance, hold) && d.bank.may(s.peer.pid.into()) {
+                        self.world.wake(account.words);
                     }
                 }
             }
@@ -153,10 +159,10 @@ impl<W: World> Service<W> {
             load.task_ns = d.tasks.0.checked_div(d.tasks.1).unwrap_or(0);
             self.global.set(at, &load);
             for s in self.sessions.values() {
-                for ((words, _), v) in s.on(at).zip(views.get(&u64::from(s.peer.pid)).into_iter().cycle()) {
+                for (account, v) in s.on(at).zip(views.get(&u64::from(s.peer.pid)).into_iter().cycle()) {
                     let own = if let share::Class::Custom(c) = v.member.class { u64::from(c) } else { 0 };
                     let ceiling = WHOLE.saturating_sub(booked - own);
-                    words.set_standing(&Standing { share: v.share, used: v.used, ceiling, at_ns: self.now_ns });
+                    account.words.set_standing(&Standing { share: v.share, used: v.used, ceiling, at_ns: self.now_ns });
                 }
             }
         }
@@ -164,7 +170,8 @@ impl<W: World> Service<W> {
 }
 
 /// Writes an account; whether somebody sleeps on it whom nobody holds up any more.
-pub(super) fn publish(words: &AccountWords, program: &ProgramWords, allowance: u64, hold: Option<bool>) -> bool {
+pub(super) fn publish(account: &Account<'_>, allowance: u64, hold: Option<bool>) -> bool {
+    let words = account.words;
     let before = words.allowance.swap(allowance, Ordering::Relaxed);
     let held = words.hold.load(Ordering::Relaxed);
     let hold = hold.map_or(held, u32::from);
@@ -172,7 +179,7 @@ pub(super) fn publish(words: &AccountWords, program: &ProgramWords, allowance: u
         return false;
     }
     words.hold.store(hold, Ordering::Relaxed);
-    let anybody = bell::ring(&words.bell, &program.sleepers);
+    let anybody = bell::ring(&words.bell, &account.program.sleepers);
     anybody && hold == 0 && (allowance > before || held != 0)
 }
 
@@ -181,6 +188,7 @@ mod tests {
     use std::cell::Cell;
 
     use forebay_policy::credit::Order;
+    use forebay_proto::page::AccountWords;
     use forebay_proto::wire::{self, CPU, Request};
 
     use super::super::{Described, Peer};
@@ -298,5 +306,58 @@ mod tests {
         let mut idle = service(0);
         idle.tick(1, 0);
         assert_eq!(idle.tick_ns(), REFRESH_NS);
+    }
+
+    /// What a device that programs report themselves has given to two of them in a few seconds, both of which always have
+    /// tasks of 1 ms: the first over as many connections as `first` says, and making a new one in the place of one every
+    /// so many ticks; the second over one.
+    fn given(first: u64, renew: usize) -> [u64; 2] {
+        const DEVICE: &str = "pocl";
+        const TASK_NS: u64 = 1_000_000;
+        let mut s = service(2);
+        s.add_device(DEVICE, 1, Order::Share).unwrap();
+        fn join(s: &mut Service<Few>, id: u64, pid: u32) {
+            s.connect(id, Peer { pid, uid: 7, privileged: false }).unwrap();
+            s.message(id, &wire::encode(&Request::Hello { version: wire::VERSION, name: "p".into() }));
+            s.message(id, &wire::encode(&Request::Join { device: DEVICE.into() }));
+        }
+        let mut all: Vec<(u64, u32)> = (0..=first).map(|n| (100 + n, if n < first { 2 } else { 3 })).collect();
+        all.iter().for_each(|(id, pid)| join(&mut s, *id, *pid));
+        let (mut now, mut next, mut given) = (1, 0, [0; 2]);
+        for tick in 1..=1000 {
+            for _ in 0..TICK_NS / TASK_NS {
+                // By turns, whoever may.
+                let may = |s: &Service<Few>, (id, _): &(u64, u32)| {
+                    let (client, program) = s.pages(*id).unwrap();
+                    client.accounts[0].allowance.load(Ordering::Relaxed)
+                        > program.accounts[0].spent.load(Ordering::Relaxed)
+                };
+                next += 1;
+                let mut turns = (0..all.len()).map(|n| all[(next + n) % all.len()]);
+                let Some((id, pid)) = turns.find(|of| may(&s, of)) else { continue };
+                s.pages(id).unwrap().1.accounts[0].spent.fetch_add(TASK_NS, Ordering::Relaxed);
+                given[pid as usize - 2] += TASK_NS;
+            }
+            if renew > 0 && tick % renew == 0 {
+                let (id, pid) = all.remove(0);
+                s.disconnect(id);
+                let new = (10_000 + tick as u64, pid);
+                join(&mut s, new.0, pid);
+                all.insert(first as usize - 1, new);
+            }
+            now += TICK_NS;
+            s.tick(now, 0);
+        }
+        given
+    }
+
+    #[test]
+    fn a_share_is_a_programs_however_many_connections_it_has_and_however_long() {
+        for (connections, renew) in [(1, 0), (2, 0), (5, 0), (1, 4), (1, 1), (3, 2)] {
+            let [many, one] = given(connections, renew);
+            let share = many as f64 / (many + one) as f64;
+            assert!((0.48..0.52).contains(&share), "{connections} connections, renewed every {renew} ticks: {share}");
+            assert!(many + one > 4_500_000_000, "{many} {one}");
+        }
     }
 }
