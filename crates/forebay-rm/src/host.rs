@@ -53,6 +53,11 @@ impl Rm for Host {
         file.cards().map_err(|why| Error::NoDriver { path: CONTROL_PATH.into(), why })
     }
 
+    fn may_log(&self) -> bool {
+        let read = |of: &str| std::fs::read_to_string(format!("/proc/self/{of}")).unwrap_or_default();
+        is_administrator(&read("status"), &read("uid_map"))
+    }
+
     fn processes(&self, finder: &mut Finder) -> Result<Vec<u32>> {
         finder.look().map_err(|why| Error::NoDriver { path: "/proc".into(), why })
     }
@@ -79,6 +84,15 @@ impl Rm for Host {
         }
         Ok(out)
     }
+}
+
+/// Whether a process of this status and map of users is one to the kernel: it has CAP_SYS_ADMIN, and not only in a user
+/// namespace.
+fn is_administrator(status: &str, uid_map: &str) -> bool {
+    const CAP_SYS_ADMIN: u32 = 21;
+    let effective = status.lines().find_map(|l| u64::from_str_radix(l.strip_prefix("CapEff:")?.trim(), 16).ok());
+    let whole = uid_map.split_whitespace().eq(["0", "0", "4294967295"]);
+    whole && effective.is_some_and(|e| e >> CAP_SYS_ADMIN & 1 == 1)
 }
 
 impl HostFile {
@@ -192,6 +206,17 @@ impl ControlFile for HostFile {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_is_root_in_a_namespace_only_or_without_the_right_is_told_from_root() {
+        let status = |caps: &str| format!("Name:\tp\nCapPrm:\t000001ffffffffff\nCapEff:\t{caps}\n");
+        let all = "         0          0 4294967295\n";
+        assert!(is_administrator(&status("000001ffffffffff"), all));
+        assert!(!is_administrator(&status("00000000a80425fb"), all), "as Docker gives by itself");
+        assert!(!is_administrator(&status("0000000000000000"), all));
+        assert!(!is_administrator(&status("000001ffffffffff"), "         0       1000          1\n"));
+        assert!(!is_administrator("", ""));
+    }
 
     /// The driver's own check of every control call: parameters have an address and a size, or neither.
     #[test]

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use crate::client::Client;
-use crate::error::{Error, Result, check};
+use crate::error::{Error, INSUFFICIENT_PERMISSIONS, Result, check};
 use crate::rm::{Window, alloc, control};
 use crate::sys::{
     BindLog, CLASS_EVENT_BUFFER, CLASS_SYSTEM_MEMORY, CMD_BIND_LOG, CMD_ENABLE_EVENTS, CMD_FLUSH, CMD_GPU_TIME,
@@ -106,6 +106,9 @@ impl SwitchLog {
     /// # Errors
     /// What the driver refused: without root, in confidential computing, or where the log is switched off.
     pub fn open(client: &Arc<Client>) -> Result<Self> {
+        if !client.rm().may_log() {
+            return Err(Error::Status { call: "bind the switch log", status: INSUFFICIENT_PERMISSIONS });
+        }
         let header = SystemMemory::new(client, HEADER_BYTES)?;
         let records = SystemMemory::new(client, u64::from(RECORDS) * size_of::<Record>() as u64)?;
         let root = client.handle();

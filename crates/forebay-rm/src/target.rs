@@ -17,7 +17,7 @@ const MAX_CLIENTS: u32 = 128;
 /// Clients above it that are looked at: those made since.
 const ABOVE: u32 = 32;
 /// Clients that a search further down asks about at a time: some tens of milliseconds.
-pub const FURTHER_AT_A_TIME: u32 = 4096;
+const FURTHER_AT_A_TIME: u32 = 4096;
 /// Objects looked at in one client.
 const MAX_OBJECTS: u32 = 0x1000;
 /// Handles without an object after which a client is believed to have no more.
@@ -64,7 +64,7 @@ pub struct Search {
     pub clients: Vec<RawHandle>,
     /// Look nowhere else. Every client that is asked about and does not exist is a line in the kernel's log.
     pub nowhere_else: bool,
-    /// Below those that are looked at otherwise, so many may be asked about, [`FURTHER_AT_A_TIME`] in a search that looks
+    /// Below those that are looked at otherwise, so many may be asked about, some thousands in a search that looks
     /// nowhere else then.
     pub further: u32,
     /// How far down that has come.

@@ -24,6 +24,8 @@ use crate::agent::Meter;
 const MAX_ACCOUNTS: usize = 4096;
 /// Channel groups of a process that are told apart.
 const MAX_CONTEXTS: usize = 256;
+/// Holds that are kept for somebody: more than come in any window.
+const MAX_HOLDS: usize = 1 << 16;
 /// A log that failed is tried again after this.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -52,6 +54,8 @@ pub struct LogMeter {
     flushes: bool,
     /// Records that were dropped or went missing before this log.
     lost: u64,
+    /// The last holds, where somebody wants to have them.
+    recent: Option<Vec<Hold>>,
 }
 
 impl LogMeter {
@@ -74,7 +78,26 @@ impl LogMeter {
             trouble: None,
             flushes,
             lost: 0,
+            recent: None,
         })
+    }
+
+    /// From now on holds are kept until they are taken.
+    pub(crate) fn keep_holds(&mut self) {
+        self.recent = Some(Vec::new());
+    }
+
+    /// The holds since this was asked last, the one that is open included.
+    pub(crate) fn take_holds(&mut self) -> Vec<Hold> {
+        let open = self.holds.open(self.now_ns);
+        let mut all = self.recent.as_mut().map(std::mem::take).unwrap_or_default();
+        all.extend(open);
+        all
+    }
+
+    /// Up to when it is known who held the GPU, on its own clock.
+    pub(crate) fn now_ns(&self) -> u64 {
+        self.now_ns
     }
 
     /// Records of switches that were lost so far.
@@ -103,6 +126,7 @@ impl LogMeter {
             let held_before = self.holds.open(0);
             if let Some(h) = self.holds.feed(r) {
                 charge(&mut self.accounts, &h);
+                self.recent.iter_mut().filter(|all| all.len() < MAX_HOLDS).for_each(|all| all.push(h));
             }
             if let Some(h) = self.holds.open(0).filter(|h| held_before.is_none_or(|b| b.from_ns != h.from_ns)) {
                 come(&mut self.accounts, &h);

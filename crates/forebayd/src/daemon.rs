@@ -56,6 +56,9 @@ pub struct Arguments {
     /// Where the fake answers
     #[arg(long, hide = true)]
     fake_rm: Option<PathBuf>,
+    /// The fake's log has other numbers for processes
+    #[arg(long, hide = true)]
+    apart: bool,
     /// Ask NVML beside the fake
     #[arg(long, hide = true)]
     nvml: bool,
@@ -122,6 +125,11 @@ fn activated() -> Option<OwnedFd> {
     fds.next().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// Why there is no lock in a container.
+const CONTAINER: &str = "this is a container with process numbers of its own, and NVIDIA's driver names processes by the \
+                         machine's; whom its lock would stop would be somebody else here\n  Run the service outside, or with \
+                         the machine's numbers (docker run --pid=host)";
+
 /// A guardian for a GPU, and whether it is to be divided by the lock.
 ///
 /// # Safety
@@ -129,6 +137,7 @@ fn activated() -> Option<OwnedFd> {
 unsafe fn guard(
     gpu: u32,
     level: LevelName,
+    apart: bool,
     driver: &dyn Fn() -> Result<Arc<dyn Rm>, String>,
 ) -> Result<(bool, Guardian), String> {
     let client = || driver().and_then(|rm| Client::open(rm, gpu).map_err(|e| e.to_string()));
@@ -137,6 +146,10 @@ unsafe fn guard(
         LevelName::Hardware | LevelName::Lock => None,
     };
     let lock = refused.is_some() || level == LevelName::Lock;
+    if lock && apart {
+        let why = refused.map(|why| format!("its channels cannot be steered: {why}\n  and ")).unwrap_or_default();
+        return Err(format!("{why}{CONTAINER}"));
+    }
     let way = || -> Result<Box<dyn GiveBack>, String> {
         match lock {
             false => Ok(Box::new(client()?)),
@@ -163,12 +176,7 @@ unsafe fn guard(
 pub fn run(arguments: &Arguments) -> Result<(), String> {
     let options = arguments.options()?;
     let numbered = arguments.fake_rm.is_none() || arguments.nvml;
-    if !arguments.gpus.is_empty() && numbered && !crate::system::has_the_machines_numbers() {
-        return Err("--gpu: this is a container with process numbers of its own, and NVIDIA's driver names processes by the \
-                    machine's; who is meant would be somebody else here\n  Run the service outside, or with the machine's \
-                    numbers (docker run --pid=host)"
-            .into());
-    }
+    let apart = arguments.apart || numbered && !crate::system::has_the_machines_numbers();
     let driver = || -> Result<Arc<dyn Rm>, String> {
         match arguments.fake_rm.as_deref() {
             Some(path) => Ok(Arc::new(RemoteRm::connect(path).map_err(|e| format!("{}: {e}", path.display()))?)),
@@ -180,7 +188,7 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     for &gpu in &arguments.gpus {
         // SAFETY: nothing here has started a thread, and this is called by `main`.
         let (lock, guardian) =
-            unsafe { guard(gpu, arguments.level, &driver) }.map_err(|e| format!("GPU {gpu}: {e}"))?;
+            unsafe { guard(gpu, arguments.level, apart, &driver) }.map_err(|e| format!("GPU {gpu}: {e}"))?;
         guardians.push((gpu, lock, guardian));
     }
     let alone = !arguments.user && arguments.socket.is_none() && !rustix::process::geteuid().is_root();
@@ -207,6 +215,7 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
             Way::Hardware {
                 rm: driver()?,
                 nvml: arguments.nvml || arguments.fake_rm.is_none(),
+                apart,
                 search: arguments.search,
             }
         };

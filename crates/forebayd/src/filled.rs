@@ -73,6 +73,10 @@ impl<L: Meter, S: Meter> Meter for Filled<L, S> {
         self.log.contexts(pid)
     }
 
+    fn wants_off(&mut self, may: &[u32]) -> Option<u32> {
+        self.log.wants_off(may)
+    }
+
     fn forget(&mut self, pid: u32) {
         self.log.forget(pid);
         self.samples.forget(pid);

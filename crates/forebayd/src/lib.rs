@@ -27,6 +27,7 @@ mod idle;
 pub mod ledger;
 pub mod metrics;
 pub mod mps;
+pub mod numbers;
 pub mod nvml;
 pub mod samples;
 pub mod server;

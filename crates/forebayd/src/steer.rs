@@ -12,8 +12,13 @@ use crate::agent::lock::{self, Locks};
 use crate::agent::{Hardware, Meter, PERIOD_NS, Reach};
 use crate::filled::Filled;
 use crate::ledger::Ledger;
+use crate::numbers::Numbers;
 use crate::nvml;
 use crate::samples::SampleMeter;
+
+/// What goes without in a container.
+const APART: &str = "this is a container with process numbers of its own, and the GPU's log has the machine's: whose is whose is \
+                     seen in the first seconds; nobody says who has how much of its memory";
 
 /// How a GPU's processes are steered.
 pub enum Way {
@@ -23,6 +28,8 @@ pub enum Way {
         rm: Arc<dyn Rm>,
         /// Whether NVML is asked for what the driver's log does not tell.
         nvml: bool,
+        /// Processes have other numbers in the log than here. NVML's would be nobody's, or somebody else's.
+        apart: bool,
         /// Clients further down that are asked about to find a process that is older than the service.
         search: u32,
     },
@@ -58,17 +65,24 @@ impl Way {
     /// What the driver refused, or that nobody says who uses the GPU.
     pub(crate) fn open(self, gpu: u32, ledger: Arc<Ledger>) -> Result<Means, String> {
         match self {
-            Way::Hardware { rm, nvml, search } => by_channels(gpu, rm, nvml, search, ledger),
+            Way::Hardware { rm, nvml, apart, search } => by_channels(gpu, rm, (nvml, apart), search, ledger),
             Way::Lock => by_lock(gpu, ledger),
         }
     }
 }
 
-fn by_channels(gpu: u32, rm: Arc<dyn Rm>, nvml: bool, search: u32, ledger: Arc<Ledger>) -> Result<Means, String> {
+fn by_channels(
+    gpu: u32,
+    rm: Arc<dyn Rm>,
+    (nvml, apart): (bool, bool),
+    search: u32,
+    ledger: Arc<Ledger>,
+) -> Result<Means, String> {
     let own = Arc::new(Client::open(rm.clone(), gpu).map_err(|e| e.to_string())?);
-    let samples = if nvml { nvml::Gpu::open(gpu) } else { Err("NVML is not asked".into()) };
+    let samples = if nvml && !apart { nvml::Gpu::open(gpu) } else { Err("NVML is not asked".into()) };
     let memory = samples.as_ref().ok().map(memory);
     let (meter, source, without): (Box<dyn Meter>, _, _) = match (LogMeter::open(own.clone()), samples) {
+        (Ok(log), _) if apart => (Box::new(Numbers::new(log)), Source::Switches, Some(APART.into())),
         (Ok(log), Ok(s)) => (Box::new(Filled::new(log, SampleMeter::new(s))), Source::Switches, None),
         // Who is alone on the GPU counts as using it, then.
         (Ok(log), Err(_)) => (Box::new(log), Source::Switches, None),

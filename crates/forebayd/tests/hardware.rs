@@ -90,6 +90,26 @@ fn an_interactive_process_comes_through_at_once_and_everybody_has_their_slices_b
 }
 
 #[test]
+fn in_a_container_the_logs_numbers_are_learnt_and_shares_hold() {
+    let mut m = Machine::new("container");
+    m.rm.number_apart(1 << 20);
+    let pids = [100, 5000, 20_000].map(|us| m.program(us));
+    let s = Service::start(&["--gpu", "0", "--apart", "--fake-rm", m.path.to_str().unwrap()]);
+    until("all are found", || known(&s, &pids));
+    for (pid, share) in pids.iter().zip([500_000, 300_000, 200_000]) {
+        s.set(*pid, Class::Custom(share));
+    }
+    // Switches are those of a number.
+    until("everybody's number is known", || pids.iter().all(|p| s.process(*p).is_some_and(|p| p.switches.is_some())));
+    let got = m.shares(&pids, Duration::from_secs(4));
+    for (got, want) in got.iter().zip([50.0, 30.0, 20.0]) {
+        assert!((got - want).abs() < 3.0, "{got:?} {want}");
+    }
+    let used = s.process(pids[0]).unwrap().used;
+    assert!((400_000..600_000).contains(&used), "{used}");
+}
+
+#[test]
 fn a_process_that_makes_more_channels_cannot_slip_away_with_them() {
     let mut m = Machine::new("more");
     let pids = [1000, 1000].map(|us| m.program(us));

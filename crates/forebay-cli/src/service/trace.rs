@@ -120,12 +120,13 @@ impl Gpu {
         Ok(())
     }
 
-    fn draw(&self, t: &mut Timeline) {
+    /// `here`: processes have the log's numbers here.
+    fn draw(&self, t: &mut Timeline, here: bool) {
         let gpu = t.track(format!("GPU {} (context switches)", self.number), None);
         let mut tracks: BTreeMap<u32, (Track, String)> = BTreeMap::new();
         for h in &self.done {
             let (track, name) = tracks.entry(h.pid).or_insert_with(|| {
-                let name = process_name(h.pid);
+                let name = process_name(h.pid, here);
                 (t.track(format!("{name} ({})", h.pid), Some(gpu)), name)
             });
             let (track, name) = (*track, name.clone());
@@ -134,10 +135,12 @@ impl Gpu {
     }
 }
 
-fn process_name(pid: u32) -> String {
+fn process_name(pid: u32, here: bool) -> String {
     match pid {
         KERNEL_PID => "the kernel".into(),
         0 => "not shown".into(),
+        // Whoever has that number in this container is somebody else.
+        _ if !here => "numbered by the machine".into(),
         _ => std::fs::read_to_string(format!("/proc/{pid}/comm")).map_or("has ended".into(), |n| n.trim().into()),
     }
 }
@@ -282,7 +285,8 @@ pub fn run(o: &Options) -> Result<(), String> {
         exited = c.wait().ok();
     }
     let mut t = Timeline::default();
-    gpus.iter().for_each(|g| g.draw(&mut t));
+    let here = o.fake_rm.is_some() || forebayd::system::has_the_machines_numbers();
+    gpus.iter().for_each(|g| g.draw(&mut t, here));
     service.draw(&mut t);
     let (recordings, mut dropped) = draw_programs(&folder.0, &mut t)?;
     std::fs::write(&o.file, t.encode()).map_err(|e| format!("{}: {e}", o.file.display()))?;

@@ -63,6 +63,8 @@ struct State {
     pending: log::Pending,
     /// Records of the log that go missing from now on.
     lose: u32,
+    /// What the log adds to processes' numbers.
+    apart: u32,
 }
 
 struct Mapping {
@@ -118,6 +120,7 @@ impl FakeRm {
             buffers: BTreeMap::new(),
             pending: log::Pending::default(),
             lose: 0,
+            apart: 0,
         })))
     }
 
@@ -275,6 +278,11 @@ impl FakeRm {
         self.lock().lose = n;
     }
 
+    /// From now on this is a container: the log's numbers of processes are the machine's, which are so much higher.
+    pub fn number_apart(&self, by: u32) {
+        self.lock().apart = by;
+    }
+
     /// The driver forgets all event buffers, as after a reset.
     pub fn forget_logs(&self) {
         self.lock().buffers.clear();
@@ -394,7 +402,7 @@ impl State {
     /// What the GPU has recorded goes to the logs.
     fn drain(&mut self, asked: bool) {
         for c in self.gpu.changes() {
-            self.pending.note(c);
+            self.pending.note(log::Change { pid: c.pid + self.apart, ..c });
             if self.lose > 0 {
                 self.lose -= 1;
                 self.pending.lose();

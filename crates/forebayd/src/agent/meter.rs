@@ -39,6 +39,12 @@ pub trait Meter {
         0
     }
 
+    /// One of those who may be kept off the GPU, for whom that would tell something that cannot be known otherwise.
+    fn wants_off(&mut self, may: &[u32]) -> Option<u32> {
+        let _ = may;
+        None
+    }
+
     /// The process has gone.
     fn forget(&mut self, pid: u32) {
         let _ = pid;
@@ -77,6 +83,10 @@ impl<M: Meter + ?Sized> Meter for Box<M> {
 
     fn contexts(&self, pid: u32) -> usize {
         (**self).contexts(pid)
+    }
+
+    fn wants_off(&mut self, may: &[u32]) -> Option<u32> {
+        (**self).wants_off(may)
     }
 
     fn forget(&mut self, pid: u32) {

@@ -23,7 +23,8 @@
 //!    one lets everybody on that it adopts ([`Agent::adopt`]).
 //! 10. Who should be on the GPU is let on every [`LET_ON_NS`], whoever took it off: on drivers of today anybody with access to
 //!     the device can suspend others.
-//! 11. A process that has gone is forgotten at the next thing that is done to it. One that has made channel groups since it
+//! 11. For [`TELL_NS`] one may be kept off for what that tells ([`Meter::wants_off`]), in every second window at most.
+//! 12. A process that has gone is forgotten at the next thing that is done to it. One that has made channel groups since it
 //!     was adopted is looked into again.
 
 mod grip;
@@ -62,6 +63,9 @@ pub const ALONE_NS: u64 = 150_000_000;
 /// Then somebody is beside it for so long: more than two turns of each.
 pub const GUEST_NS: u64 = 5_000_000;
 
+/// Somebody is kept off for so long, for what that tells.
+pub const TELL_NS: u64 = 20_000_000;
+
 /// Between two times that everybody who should be on the GPU is let on.
 pub const LET_ON_NS: u64 = 5_000_000_000;
 
@@ -90,6 +94,9 @@ pub struct Agent<M> {
     /// Who is let on beside the window's owner, and who was so last.
     guest: Option<u32>,
     last_guest: u32,
+    /// Who is kept off for what that tells, and whether somebody was in the last window.
+    told: Option<u32>,
+    tells: bool,
     /// Whose windows the last ones were, and how long all of them together.
     alone: (u64, u64),
     /// Time since everybody was let on.
@@ -141,6 +148,8 @@ impl<M: Meter> Agent<M> {
             burst: false,
             guest: None,
             last_guest: 0,
+            told: None,
+            tells: false,
             alone: (0, 0),
             since_let_on_ns: 0,
             passed_ns: 0,
@@ -279,9 +288,19 @@ impl<M: Meter> Agent<M> {
             }
             self.alone.1 = 0;
         }
-        let guest = self.guest;
+        let tells = std::mem::take(&mut self.tells);
+        if let Some(w) = self.window.as_mut().filter(|_| !tells && !self.burst && self.guest.is_none()) {
+            let may = |(pid, p): (&u32, &Process)| (p.class != Class::Suspended && !first(p)).then_some(*pid);
+            let may: Vec<u32> = self.processes.iter().filter_map(may).collect();
+            self.told = self.meter.wants_off(&may);
+            if self.told.is_some() {
+                w.length_ns = TELL_NS;
+            }
+        }
+        let (guest, told) = (self.guest, self.told);
         let stays_off = |pid: u32, p: &Process| match p.class {
             _ if first(p) => false,
+            _ if Some(pid) == told => true,
             Class::Suspended => true,
             _ => Some(pid) != owner && Some(pid) != guest && active.get(&pid) == Some(&true),
         };
@@ -307,7 +326,8 @@ impl<M: Meter> Agent<M> {
 
     /// Ends the window, which lasted `passed_ns`: charges what was used, and notices who is idle and who is not.
     pub fn end(&mut self, passed_ns: u64) {
-        let (owner, guest) = (self.window.take(), self.guest.take());
+        let (owner, guest, told) = (self.window.take(), self.guest.take(), self.told.take());
+        self.tells = told.is_some();
         let same = owner.is_some_and(|w| w.owner == self.alone.0);
         self.alone = (owner.map_or(0, |w| w.owner), if same { self.alone.1 + passed_ns } else { passed_ns });
         self.passed_ns = self.passed_ns - self.passed_ns / AVERAGE + passed_ns;
@@ -362,6 +382,8 @@ impl<M: Meter> Agent<M> {
                 self.divider.charge(pid.into(), used);
             }
             match owner.filter(|w| w.owner == u64::from(pid)) {
+                // It could use nothing.
+                Some(_) if Some(pid) == told => {}
                 Some(_) => self.divider.set_active(pid.into(), used * 100 >= passed_ns * IDLE_PERCENT),
                 None if used > 0 => self.divider.set_active(pid.into(), true),
                 None => {}
