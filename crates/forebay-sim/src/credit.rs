@@ -4,7 +4,8 @@
 //! Programs come and go, pause, change class, die without a word and holding credit; others send rubbish, scribble over
 //! their page, claim to be what they are not, or connect and say nothing; process numbers are used again; ticks come late,
 //! the clock jumps; the service is killed and its successor restores what was saved. After every calm stretch:
-//! 1. programs with work all the time have had their shares, within [`TOLERANCE`];
+//! 1. programs with work all the time have had their shares, within [`TOLERANCE`]; in a crowd a reserved share may lack what
+//!    it is due of the time in which everybody else does a task on every core once: so much they may begin before they owe;
 //! 2. the machine was not idle while somebody had work, within [`IDLE`];
 //! 3. suspended programs have had nothing;
 //! 4. the service knows exactly the programs that are there, and their classes;
@@ -402,6 +403,8 @@ impl Machine {
             })
             .collect();
         let want = shares(&members);
+        let others = self.programs.values().filter(|p| p.working && p.class == Class::Normal);
+        let begun: u64 = others.map(|p| p.task_ns).sum();
         let capacity = self.cores * stretch_us * 1000;
         let total: u64 = got.iter().sum();
         if want.iter().sum::<u64>() > 0 && total < capacity / WHOLE * (WHOLE - IDLE) {
@@ -409,7 +412,10 @@ impl Machine {
         }
         for ((m, want), got) in members.iter().zip(want).zip(&got) {
             let part = (u128::from(*got) * u128::from(WHOLE)).checked_div(total.into()).unwrap_or(0) as u64;
-            if part.abs_diff(want) > TOLERANCE {
+            let reserved = matches!(m.class, share::Class::Custom(_));
+            let lack =
+                if reserved && pids.len() >= MANY && part < want { want * begun / (stretch_us * 1000) } else { 0 };
+            if part.abs_diff(want) > TOLERANCE + lack {
                 self.wrong(format!("{m:?} had {part} instead of {want} millionths on {} cores", self.cores));
             }
             if m.class == share::Class::Suspended && *got > 0 {
@@ -440,7 +446,8 @@ mod tests {
     use super::*;
 
     /// 117, 138, 282, 419: what somebody owed was handed out again at every tick, and the debtor had a part of it.
-    const FOUND: [u64; 4] = [117, 138, 282, 419];
+    /// 320: nearly all is reserved, and those that share the rest, with long tasks, begin them all at once.
+    const FOUND: [u64; 5] = [117, 138, 282, 419, 320];
 
     #[test]
     fn the_oracles_are_content_with_the_service() {

@@ -23,7 +23,7 @@ use forebay_policy::share::{Class, Member, WHOLE, shares};
 use forebay_rm::Client;
 use forebay_rm::fake::{FakeRm, Load, SWITCH_US};
 use forebayd::accounts::LogMeter;
-use forebayd::agent::{Agent, Refused};
+use forebayd::agent::{Agent, Refused, SHORT_SLICE_US};
 
 use crate::{BEGIN, Outcome, noted};
 
@@ -37,6 +37,11 @@ const SETTLE_US: u64 = 1_000_000;
 const IDLE_LOOK_US: u64 = 25_000;
 /// Within so much an interactive process's kernel of 100 µs is done, µs: somebody's short turn, switches, and itself.
 const PROMPT_US: u64 = 700;
+/// So much time of its windows shows that a process has work now and then only, µs, and a round more.
+const LIGHT_US: u64 = 600_000;
+/// Kernels of such a process, and the shortest time between two, µs.
+const LIGHT_KERNEL_US: u64 = 300;
+const LIGHT_THINK_US: u64 = 12_000;
 /// Stretches of a scenario.
 const STRETCHES: usize = 6;
 
@@ -50,6 +55,8 @@ struct World {
     processes: BTreeMap<u32, (Class, bool)>,
     /// Interactive processes, and whether each never rests.
     interactive: BTreeMap<u32, bool>,
+    /// A normal process with a short kernel now and then, in some stories. It is no reason for others to wait.
+    light: Option<u32>,
     next_pid: u32,
     /// A mistake that the oracles must find: windows are not charged.
     broken: bool,
@@ -77,6 +84,7 @@ pub fn run(seed: u64, broken: bool) -> Outcome {
         rm,
         processes: BTreeMap::new(),
         interactive: BTreeMap::new(),
+        light: None,
         next_pid: 100,
         broken,
         hash: BEGIN,
@@ -85,9 +93,16 @@ pub fn run(seed: u64, broken: bool) -> Outcome {
     for _ in 0..w.rng.usize(2..6) {
         w.arrive();
     }
-    for _ in 0..STRETCHES {
-        w.event();
+    if w.others.u32(0..3) == 0 {
+        w.come_lightly();
+    }
+    for i in 0..STRETCHES {
+        let restarted = w.event();
         w.pass(SETTLE_US);
+        if w.light.is_some() && (i == 0 || restarted) {
+            // Half a second of its own windows shows what it is.
+            w.pass(LIGHT_US * (w.processes.len() as u64 + 1));
+        }
         w.judge();
     }
     let World { rm, agent, processes, interactive, hash, mut violations, .. } = w;
@@ -151,19 +166,39 @@ impl World {
         self.note(u64::from(pid) << 32 | think_us);
     }
 
+    fn come_lightly(&mut self) {
+        let pid = self.next_pid + 10_000;
+        let think_us = self.others.u64(LIGHT_THINK_US..3 * LIGHT_THINK_US);
+        self.rm.start(pid, 1, 2, Load { kernel_us: LIGHT_KERNEL_US, depth: 1, think_us });
+        self.light = Some(pid);
+        self.adopt_light();
+        self.note(u64::from(pid) << 32 | think_us);
+    }
+
+    fn adopt_light(&mut self) {
+        let Some(pid) = self.light else { return };
+        if let Err(e) = self.agent.adopt(pid, Class::Normal, 0) {
+            self.violations.push(format!("{pid} was not adopted: {e:?}"));
+        }
+    }
+
     fn any(&mut self) -> Option<u32> {
         let n = self.processes.len();
         if n == 0 { None } else { self.processes.keys().nth(self.rng.usize(0..n)).copied() }
     }
 
-    fn event(&mut self) {
+    /// Something happens; whether the agent has begun anew.
+    fn event(&mut self) -> bool {
         let what = self.rng.u32(0..9);
         self.note(u64::from(what));
         // Others come and go all the while, and look at the GPU: the driver numbers their clients, too.
         for _ in 0..self.others.u32(0..200) {
             drop(Client::open(Arc::new(self.rm.clone()), 0));
         }
-        let Some(pid) = self.any() else { return self.arrive() };
+        let Some(pid) = self.any() else {
+            self.arrive();
+            return false;
+        };
         match what {
             0 => self.arrive(),
             1 => {
@@ -182,10 +217,11 @@ impl World {
             5 => {
                 // Killed: nothing is given back. The next one adopts everybody, whose clients the service had written down.
                 let killed = std::mem::replace(&mut self.agent, open(&self.rm));
-                for pid in self.interactive.keys().chain(self.processes.keys()) {
+                for pid in self.interactive.keys().chain(self.processes.keys()).chain(&self.light) {
                     self.agent.remember(*pid, &killed.clients_of(*pid));
                 }
                 std::mem::forget(killed);
+                self.adopt_light();
                 for pid in self.interactive.clone().into_keys() {
                     if let Err(e) = self.agent.adopt(pid, Class::Interactive, 0) {
                         self.violations.push(format!("{pid} was not adopted again: {e:?}"));
@@ -205,10 +241,13 @@ impl World {
             6 => {
                 if let Some((pid, _)) = self.interactive.pop_first() {
                     self.rm.kill(pid);
+                    // Nothing is ever done to it; the service hears of its end.
+                    self.agent.forget(pid);
                 }
             }
             _ => {}
         }
+        what == 5
     }
 
     /// Lets time pass in windows, as the agent wants them.
@@ -266,12 +305,18 @@ impl World {
         // A window begins with a switch, and kernels run past its end.
         // Whoever comes every 3 ms takes two switches and a kernel.
         let calls = if self.interactive.is_empty() { 0 } else { (2 * SWITCH_US + 100) * WHOLE / 3000 };
-        if wanted > 0 && total * WHOLE / STRETCH_US < WHOLE - 2 * TOLERANCE - calls {
+        // Beside an interactive one slices are short, and a kernel takes several.
+        let turns = if self.interactive.is_empty() { 1 } else { LIGHT_KERNEL_US / SHORT_SLICE_US };
+        let cost_us = (2 * turns + 1) * SWITCH_US + LIGHT_KERNEL_US;
+        let light = self.light.map_or(0, |_| cost_us * WHOLE / LIGHT_THINK_US);
+        if wanted > 0 && total * WHOLE / STRETCH_US < WHOLE - 2 * TOLERANCE - calls - light {
             self.violations.push(format!("the GPU was used for {total} of {STRETCH_US} µs by {members:?}"));
         }
+        // Where somebody who is not judged has a part of the time, it is the time that shares are told in.
+        let whole = if self.light.is_some() { STRETCH_US } else { total };
         for ((m, want), got) in members.iter().zip(want).zip(got) {
             let share = (got * WHOLE).checked_div(total).unwrap_or(0);
-            if share.abs_diff(want) > TOLERANCE {
+            if got.abs_diff(want * total / WHOLE) * WHOLE > TOLERANCE * whole {
                 self.violations.push(format!("{m:?} had {share} instead of {want} millionths"));
             }
         }

@@ -54,6 +54,9 @@ pub struct LogMeter {
     flushes: bool,
     /// Records that were dropped or went missing before this log.
     lost: u64,
+    /// Longest stays since it was brought up to the moment last but one, and when that was; none where it is not at the moment.
+    stays: Option<BTreeMap<u32, u64>>,
+    moment_ns: u64,
     /// The last holds, where somebody wants to have them.
     recent: Option<Vec<Hold>>,
 }
@@ -78,6 +81,8 @@ impl LogMeter {
             trouble: None,
             flushes,
             lost: 0,
+            stays: None,
+            moment_ns: now_ns,
             recent: None,
         })
     }
@@ -122,10 +127,17 @@ impl LogMeter {
         self.records.clear();
         let read = log.read(&mut self.records);
         let now = log.now_ns();
+        let mut stays = BTreeMap::<u32, u64>::new();
+        let began = self.moment_ns;
+        let mut stay = |h: &Hold| {
+            let of = stays.entry(h.pid).or_default();
+            *of = h.to_ns.saturating_sub(h.from_ns.max(began)).max(*of);
+        };
         for r in &self.records {
             let held_before = self.holds.open(0);
             if let Some(h) = self.holds.feed(r) {
                 charge(&mut self.accounts, &h);
+                stay(&h);
                 self.recent.iter_mut().filter(|all| all.len() < MAX_HOLDS).for_each(|all| all.push(h));
             }
             if let Some(h) = self.holds.open(0).filter(|h| held_before.is_none_or(|b| b.from_ns != h.from_ns)) {
@@ -134,6 +146,10 @@ impl LogMeter {
         }
         self.lost += read?;
         self.now_ns = now?.max(self.now_ns);
+        self.holds.open(self.now_ns).iter().for_each(stay);
+        let at_the_moment = self.flushes && to_the_moment;
+        self.stays = at_the_moment.then_some(stays);
+        self.moment_ns = self.now_ns;
         Ok(())
     }
 }
@@ -194,6 +210,10 @@ impl Meter for LogMeter {
         let a = self.accounts.get_mut(&pid)?;
         let since = if here || a.left_ns == 0 { 0 } else { now.saturating_sub(a.left_ns) };
         Some(std::mem::take(&mut a.longest_away_ns).max(since))
+    }
+
+    fn longest_stay_ns(&self, pid: u32) -> Option<u64> {
+        Some(self.stays.as_ref()?.get(&pid).copied().unwrap_or(0))
     }
 
     fn contexts(&self, pid: u32) -> usize {

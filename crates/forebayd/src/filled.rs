@@ -69,12 +69,12 @@ impl<L: Meter, S: Meter> Meter for Filled<L, S> {
         self.log.longest_away_ns(pid)
     }
 
-    fn contexts(&self, pid: u32) -> usize {
-        self.log.contexts(pid)
+    fn longest_stay_ns(&self, pid: u32) -> Option<u64> {
+        self.log.longest_stay_ns(pid)
     }
 
-    fn wants_off(&mut self, may: &[u32]) -> Option<u32> {
-        self.log.wants_off(may)
+    fn contexts(&self, pid: u32) -> usize {
+        self.log.contexts(pid)
     }
 
     fn forget(&mut self, pid: u32) {

@@ -8,11 +8,9 @@
 //! 2. A number is a process's when it was there in [`ENOUGH`] windows of that one and missing in [`ENOUGH`] in which that was
 //!    off, with none in between that says otherwise, and no other process could say the same.
 //! 3. The last process without a number has the last number without a process, once it was there in [`ENOUGH`] windows.
-//! 4. Where nobody is kept off for the sake of shares, the agent is asked to keep somebody off for a moment
-//!    ([`Meter::wants_off`]), so that this comes to an end; [`MAX_TRIES`] times each.
-//! 5. A process without a number has used what numbers without a process, which might be its, have held while it was on the
-//!    GPU.
-//! 6. A number that comes in [`WRONG`] windows one after another in which its process is off was never that one's, which
+//! 4. A process without a number has used what numbers without a process, which might be its, have held while it was on the
+//!    GPU. So it counts as one with work, is divided among those, and is kept off in others' windows, as rule 2 needs it.
+//! 5. A number that comes in [`WRONG`] windows one after another in which its process is off was never that one's, which
 //!    loses it and is looked at anew. One such window may be somebody who was taken off late.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,10 +28,6 @@ pub const ENOUGH: u32 = 4;
 const AGAIN: u64 = 16;
 /// Windows against a number before it is given up.
 pub const WRONG: u32 = 2;
-/// Most windows in which a process is kept off for its number.
-pub const MAX_TRIES: u32 = 32;
-/// Windows since somebody was kept off, after which somebody is for this.
-const NATURAL: u32 = 4;
 /// Numbers that are remembered, and windows after which one that has not been there is forgotten.
 const MAX_NUMBERS: usize = 256;
 const FORGOTTEN: u64 = 1000;
@@ -52,7 +46,6 @@ struct Process {
     not: BTreeMap<u32, u64>,
     /// Windows that say it of the number that it has, one after another.
     wrong: u32,
-    tries: u32,
 }
 
 impl Process {
@@ -80,9 +73,6 @@ pub struct Numbers {
     window: u64,
     /// When the window began, on the log's clock.
     began_ns: u64,
-    /// Windows since a process without a number was off for the sake of shares, and who is off for this.
-    since_off: u32,
-    asked: Option<u32>,
     said: Option<String>,
 }
 
@@ -91,7 +81,7 @@ impl Numbers {
     pub fn new(mut log: LogMeter) -> Self {
         log.keep_holds();
         let (processes, free) = (BTreeMap::new(), BTreeMap::new());
-        Numbers { began_ns: log.now_ns(), log, processes, free, window: 0, since_off: 0, asked: None, said: None }
+        Numbers { began_ns: log.now_ns(), log, processes, free, window: 0, said: None }
     }
 
     /// The log's number of a process, if it is known.
@@ -114,12 +104,12 @@ impl Numbers {
         let came = |number: &u32| held.get(number).is_some_and(|h| h.came);
         let stays = |number: &u32| held.get(number).is_some_and(|h| h.stays);
         for p in self.processes.values_mut() {
-            // Rule 6.
+            // Rule 5.
             let (Some((number, at)), Some(false)) = (p.number, p.on) else { continue };
             p.wrong = if came(&number) { p.wrong + 1 } else { 0 };
             if p.wrong >= WRONG {
                 p.used_ns += self.log.used_ns(number).unwrap_or(at).saturating_sub(at);
-                (p.number, p.seen, p.tries, p.wrong) = (None, BTreeMap::new(), 0, 0);
+                (p.number, p.seen, p.wrong) = (None, BTreeMap::new(), 0);
                 p.not.insert(number, self.window);
                 self.free.insert(number, self.window);
             }
@@ -133,16 +123,12 @@ impl Numbers {
         let window = self.window;
         self.processes.values_mut().for_each(|p| p.not.retain(|_, at| window - *at < AGAIN));
         self.free.retain(|_, last| window - *last < FORGOTTEN);
-        self.since_off = self.since_off.saturating_add(1);
-        let asked = self.asked.take();
-        for (pid, p) in self.processes.iter_mut().filter(|(_, p)| p.number.is_none()) {
+        for p in self.processes.values_mut().filter(|p| p.number.is_none()) {
             let Some(on) = p.on else { continue };
             if on {
-                // Rule 5.
+                // Rule 4.
                 let its = held.iter().filter(|(n, _)| !owned.contains(n) && !p.not.contains_key(n));
                 p.used_ns += its.map(|(_, h)| h.ns).sum::<u64>().min(now.saturating_sub(began));
-            } else if asked != Some(*pid) {
-                self.since_off = 0;
             }
             for number in self.free.keys() {
                 let seen = p.seen.entry(*number).or_default();
@@ -226,25 +212,12 @@ impl Meter for Numbers {
         self.log.longest_away_ns(self.number_of(pid)?)
     }
 
-    fn contexts(&self, pid: u32) -> usize {
-        self.number_of(pid).map_or(0, |number| self.log.contexts(number))
+    fn longest_stay_ns(&self, pid: u32) -> Option<u64> {
+        self.log.longest_stay_ns(self.number_of(pid)?)
     }
 
-    fn wants_off(&mut self, may: &[u32]) -> Option<u32> {
-        let there = self.free.values().filter(|last| **last == self.window).count();
-        let without = self.processes.values().filter(|p| p.number.is_none()).count();
-        // One of each is rule 3's, and where there is nobody there is nothing to be seen.
-        if there == 0 || without + there < 3 || self.since_off < NATURAL {
-            return None;
-        }
-        let could = |pid: &&u32| {
-            let p = self.processes.get(pid)?;
-            (p.number.is_none() && p.tries < MAX_TRIES).then_some(p.tries)
-        };
-        let pid = *may.iter().filter(|pid| could(pid).is_some()).min_by_key(could)?;
-        self.processes.get_mut(&pid)?.tries += 1;
-        self.asked = Some(pid);
-        self.asked
+    fn contexts(&self, pid: u32) -> usize {
+        self.number_of(pid).map_or(0, |number| self.log.contexts(number))
     }
 
     fn forget(&mut self, pid: u32) {

@@ -146,3 +146,29 @@ fn whom_somebody_else_has_suspended_is_let_on_again_and_whom_we_have_is_not() {
     let had = [0, 1].map(|i| rm.gpu_time([10, 20][i]).unwrap() - before[i]);
     assert!(had[0] > 900_000 && had[1] == 0, "{had:?} µs of 1 s");
 }
+
+#[test]
+fn one_with_a_little_work_now_and_then_does_not_keep_the_gpu_from_one_that_is_busy() {
+    let rm = FakeRm::default();
+    rm.start(10, 1, 1, Load { kernel_us: 300, depth: 1, think_us: 9000 });
+    rm.start(20, 1, 1, Load::saturating(20_000));
+    let own = Arc::new(Client::open(Arc::new(rm.clone()), 0).unwrap());
+    let mut agent = Agent::new(own.clone(), LogMeter::open(own).unwrap());
+    agent.adopt(10, Class::Normal, 0).unwrap();
+    agent.adopt(20, Class::Normal, 0).unwrap();
+    let mut parts = |us: u64| {
+        let had = [10, 20].map(|pid| rm.gpu_time(pid).unwrap());
+        pass(&rm, &mut agent, us);
+        [0, 1].map(|i| (rm.gpu_time([10, 20][i]).unwrap() - had[i]) as f64 / us as f64)
+    };
+    parts(2_000_000);
+    let [light, busy] = parts(5_000_000);
+    assert!(light > 0.025 && busy > 0.85, "{light} {busy}");
+    // When it has more to do it has its half, and that of a program with short kernels is no less.
+    for load in [Load::saturating(5000), Load::saturating(100), Load { kernel_us: 100, depth: 1, think_us: 20 }] {
+        rm.set_load(10, load);
+        parts(1_000_000);
+        let [more, busy] = parts(10_000_000);
+        assert!(more > 0.4 && (busy - 0.5).abs() < 0.02, "{load:?}: {more} {busy}");
+    }
+}

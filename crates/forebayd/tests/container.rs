@@ -35,9 +35,6 @@ impl Meter for Seen {
     fn contexts(&self, pid: u32) -> usize {
         self.0.borrow().contexts(pid)
     }
-    fn wants_off(&mut self, may: &[u32]) -> Option<u32> {
-        self.0.borrow_mut().wants_off(may)
-    }
     fn forget(&mut self, pid: u32) {
         self.0.borrow_mut().forget(pid);
     }
@@ -110,7 +107,7 @@ fn busy_processes_are_told_apart_within_a_second_and_have_their_shares() {
 }
 
 #[test]
-fn an_interactive_process_beside_one_that_takes_everything_is_known_by_keeping_that_one_off_now_and_then() {
+fn an_interactive_process_beside_one_that_takes_everything_is_known_and_then_comes_first_again() {
     let mut c = Container::new();
     c.start(10, Load { kernel_us: 100, depth: 1, think_us: 5000 }, Class::Interactive);
     c.start(20, Load::saturating(20_000), Class::Background);
@@ -131,6 +128,17 @@ fn an_interactive_process_beside_one_that_takes_everything_is_known_by_keeping_t
 }
 
 #[test]
+fn one_that_is_busy_now_and_then_is_known_beside_one_that_always_is() {
+    let mut c = Container::new();
+    c.start(10, Load { kernel_us: 300, depth: 1, think_us: 9000 }, Class::Normal);
+    c.start(20, Load::saturating(20_000), Class::Normal);
+    c.pass(5000);
+    assert!(c.knows(10).is_some() && c.knows(20).is_some(), "{:?}", c.numbers.borrow());
+    let parts = c.parts(&[10, 20], 4000);
+    assert!(parts[0] > 2.0 && parts[1] > 85.0, "{parts:?}");
+}
+
+#[test]
 fn who_is_outside_the_container_is_taken_for_nobody() {
     let mut c = Container::new();
     // Not among those that can be seen here.
@@ -139,7 +147,7 @@ fn who_is_outside_the_container_is_taken_for_nobody() {
     c.start(20, Load::saturating(1000), Class::Normal);
     c.pass(3000);
     assert!(c.knows(10).is_some() && c.knows(20).is_some());
-    // One that does nothing meanwhile is not taken for the one outside either, as long as it is kept off now and then.
+    // One that does nothing is the only one that the one outside could be, and is told from it once it works.
     c.start(30, Load::IDLE, Class::Normal);
     c.pass(10_000);
     let wrong = c.numbers.borrow().number_of(30);

@@ -33,16 +33,17 @@ pub trait Meter {
         None
     }
 
+    /// The longest time for which it has been on the GPU at a stretch between the last two times that this was brought up to
+    /// the moment, ns; none where that is not known.
+    fn longest_stay_ns(&self, pid: u32) -> Option<u64> {
+        let _ = pid;
+        None
+    }
+
     /// How many channel groups of it have been on the GPU; 0 where nobody counts that.
     fn contexts(&self, pid: u32) -> usize {
         let _ = pid;
         0
-    }
-
-    /// One of those who may be kept off the GPU, for whom that would tell something that cannot be known otherwise.
-    fn wants_off(&mut self, may: &[u32]) -> Option<u32> {
-        let _ = may;
-        None
     }
 
     /// The process has gone.
@@ -81,12 +82,12 @@ impl<M: Meter + ?Sized> Meter for Box<M> {
         (**self).longest_away_ns(pid)
     }
 
-    fn contexts(&self, pid: u32) -> usize {
-        (**self).contexts(pid)
+    fn longest_stay_ns(&self, pid: u32) -> Option<u64> {
+        (**self).longest_stay_ns(pid)
     }
 
-    fn wants_off(&mut self, may: &[u32]) -> Option<u32> {
-        (**self).wants_off(may)
+    fn contexts(&self, pid: u32) -> usize {
+        (**self).contexts(pid)
     }
 
     fn forget(&mut self, pid: u32) {

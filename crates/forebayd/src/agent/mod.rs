@@ -19,16 +19,17 @@
 //! 8. Who has the GPU to itself holds it in the log's eyes, with work or without. So while others wait, it is alone for
 //!    [`ALONE_NS`] at most; then one of them is let on beside it for [`GUEST_NS`], and an owner that is idle does not come
 //!    back from that. The guest is not charged.
+//!    Who has a little work now and then only has no windows: see `light`.
 //! 9. What the agent took is given back when it is dropped; when it is killed instead, its guardian does so, and the next
 //!    one lets everybody on that it adopts ([`Agent::adopt`]).
 //! 10. Who should be on the GPU is let on every [`LET_ON_NS`], whoever took it off: on drivers of today anybody with access to
 //!     the device can suspend others.
-//! 11. For [`TELL_NS`] one may be kept off for what that tells ([`Meter::wants_off`]), in every second window at most.
-//! 12. A process that has gone is forgotten at the next thing that is done to it. One that has made channel groups since it
+//! 11. A process that has gone is forgotten at the next thing that is done to it. One that has made channel groups since it
 //!     was adopted is looked into again.
 
 mod grip;
 mod hardware;
+mod light;
 pub mod lock;
 mod meter;
 mod process;
@@ -42,6 +43,7 @@ use forebay_rm::{Client, Error};
 
 pub use self::grip::{Gone, Grip, Reach};
 pub use self::hardware::{Hardware, SHORT_SLICE_US};
+use self::light::{CHECK_NS, STAY_NS};
 pub use self::meter::Meter;
 use self::process::Process;
 
@@ -62,9 +64,6 @@ pub const PROBE_NS: u64 = 2_000_000;
 pub const ALONE_NS: u64 = 150_000_000;
 /// Then somebody is beside it for so long: more than two turns of each.
 pub const GUEST_NS: u64 = 5_000_000;
-
-/// Somebody is kept off for so long, for what that tells.
-pub const TELL_NS: u64 = 20_000_000;
 
 /// Between two times that everybody who should be on the GPU is let on.
 pub const LET_ON_NS: u64 = 5_000_000_000;
@@ -94,9 +93,8 @@ pub struct Agent<M> {
     /// Who is let on beside the window's owner, and who was so last.
     guest: Option<u32>,
     last_guest: u32,
-    /// Who is kept off for what that tells, and whether somebody was in the last window.
-    told: Option<u32>,
-    tells: bool,
+    /// The guest is there to see how busy the owner is.
+    checks: bool,
     /// Whose windows the last ones were, and how long all of them together.
     alone: (u64, u64),
     /// Time since everybody was let on.
@@ -148,8 +146,7 @@ impl<M: Meter> Agent<M> {
             burst: false,
             guest: None,
             last_guest: 0,
-            told: None,
-            tells: false,
+            checks: false,
             alone: (0, 0),
             since_let_on_ns: 0,
             passed_ns: 0,
@@ -271,36 +268,29 @@ impl<M: Meter> Agent<M> {
         let short = self.processes.values().any(first);
         let active: BTreeMap<u32, bool> = self.divider.members().map(|(m, _)| (m.id as u32, m.active)).collect();
         let owner = self.window.map(|w| w.owner as u32);
-        if let Some(w) = &mut self.window
-            && !self.burst
-            && self.alone.0 == w.owner
-            && self.alone.1 >= ALONE_NS
-        {
-            let waits = |(pid, p): (&u32, &Process)| {
-                let may = u64::from(*pid) != w.owner && p.class != Class::Suspended && !first(p);
-                (may && p.is_off() && active.get(pid) == Some(&true)).then_some(*pid)
-            };
-            // By turns.
-            let behind = self.processes.range(self.last_guest.saturating_add(1)..).find_map(waits);
-            self.guest = behind.or_else(|| self.processes.iter().find_map(waits));
-            if let Some(guest) = self.guest {
-                (w.length_ns, self.last_guest) = (GUEST_NS, guest);
+        if let Some(w) = self.window.as_mut().filter(|_| !self.burst) {
+            let alone = self.alone.0 == w.owner && self.alone.1 >= ALONE_NS;
+            self.checks = self.processes.get(&(w.owner as u32)).is_some_and(|p| p.light.is_to_be_checked());
+            if alone || self.checks {
+                let waits = |(pid, p): (&u32, &Process)| {
+                    let may = u64::from(*pid) != w.owner && p.class != Class::Suspended && !first(p);
+                    (may && (self.checks || p.is_off()) && active.get(pid) == Some(&true)).then_some(*pid)
+                };
+                // By turns.
+                let behind = self.processes.range(self.last_guest.saturating_add(1)..).find_map(waits);
+                self.guest = behind.or_else(|| self.processes.iter().find_map(waits));
+                if let Some(guest) = self.guest {
+                    w.length_ns = if self.checks { CHECK_NS } else { GUEST_NS };
+                    self.last_guest = guest;
+                }
             }
-            self.alone.1 = 0;
-        }
-        let tells = std::mem::take(&mut self.tells);
-        if let Some(w) = self.window.as_mut().filter(|_| !tells && !self.burst && self.guest.is_none()) {
-            let may = |(pid, p): (&u32, &Process)| (p.class != Class::Suspended && !first(p)).then_some(*pid);
-            let may: Vec<u32> = self.processes.iter().filter_map(may).collect();
-            self.told = self.meter.wants_off(&may);
-            if self.told.is_some() {
-                w.length_ns = TELL_NS;
+            if alone {
+                self.alone.1 = 0;
             }
         }
-        let (guest, told) = (self.guest, self.told);
+        let guest = self.guest;
         let stays_off = |pid: u32, p: &Process| match p.class {
             _ if first(p) => false,
-            _ if Some(pid) == told => true,
             Class::Suspended => true,
             _ => Some(pid) != owner && Some(pid) != guest && active.get(&pid) == Some(&true),
         };
@@ -326,8 +316,7 @@ impl<M: Meter> Agent<M> {
 
     /// Ends the window, which lasted `passed_ns`: charges what was used, and notices who is idle and who is not.
     pub fn end(&mut self, passed_ns: u64) {
-        let (owner, guest, told) = (self.window.take(), self.guest.take(), self.told.take());
-        self.tells = told.is_some();
+        let (owner, guest, checks) = (self.window.take(), self.guest.take(), std::mem::take(&mut self.checks));
         let same = owner.is_some_and(|w| w.owner == self.alone.0);
         self.alone = (owner.map_or(0, |w| w.owner), if same { self.alone.1 + passed_ns } else { passed_ns });
         self.passed_ns = self.passed_ns - self.passed_ns / AVERAGE + passed_ns;
@@ -346,6 +335,11 @@ impl<M: Meter> Agent<M> {
             p.is_some_and(|p| p.class == Class::Interactive && p.reserve.is_first())
         };
         let contended = self.divider.members().any(|(m, _)| m.active && m.class != Class::Suspended && !first(m.id));
+        let on = self.processes.iter().filter(|(_, p)| !p.is_off()).map(|(pid, _)| *pid);
+        let stayed = on.filter(|pid| self.meter.longest_stay_ns(*pid).is_some_and(|ns| ns > STAY_NS));
+        let stayed: Vec<u32> = stayed.collect();
+        let stays = |pid: u32| stayed.contains(&pid);
+        let stays_beside = |pid: u32| stayed.iter().any(|other| *other != pid);
         let mut gone = Vec::new();
         let mut more = Vec::new();
         for (&pid, p) in self.processes.iter_mut() {
@@ -378,14 +372,31 @@ impl<M: Meter> Agent<M> {
                     continue;
                 }
             }
-            if used > 0 && Some(pid) != guest {
+            if used > 0 && (checks || Some(pid) != guest) {
                 self.divider.charge(pid.into(), used);
             }
+            let busy = used * 100 >= passed_ns * IDLE_PERCENT;
+            let (stays, another_stays) = (stays(pid), stays_beside(pid));
+            if !p.is_off() && another_stays {
+                p.light.found();
+                self.divider.set_active(pid.into(), false);
+                continue;
+            }
             match owner.filter(|w| w.owner == u64::from(pid)) {
-                // It could use nothing.
-                Some(_) if Some(pid) == told => {}
-                Some(_) => self.divider.set_active(pid.into(), used * 100 >= passed_ns * IDLE_PERCENT),
-                None if used > 0 => self.divider.set_active(pid.into(), true),
+                Some(_) => {
+                    match guest {
+                        Some(_) if checks && !busy => p.light.found(),
+                        // Where it stayed the guest had nothing to do, either.
+                        Some(_) if checks && !stays => p.light.was_busy(),
+                        Some(_) => {}
+                        None => p.light.was_alone(passed_ns),
+                    }
+                    self.divider.set_active(pid.into(), busy);
+                }
+                // Of one that stayed it cannot be said how much of that was work.
+                None if used > 0 && p.light.has_more(if stays { 0 } else { used }, passed_ns) => {
+                    self.divider.set_active(pid.into(), true);
+                }
                 None => {}
             }
         }

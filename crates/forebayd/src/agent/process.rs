@@ -4,6 +4,7 @@ use forebay_policy::reserve::Reserve;
 use forebay_policy::share::Class;
 
 use super::grip::Grip;
+use super::light::Light;
 
 /// A process.
 pub(super) struct Process {
@@ -23,6 +24,8 @@ pub(super) struct Process {
     pub(super) bursts: bool,
     /// Its channel groups that had been on the GPU when it was looked into.
     pub(super) contexts: usize,
+    /// Whether it has work all the time.
+    pub(super) light: Light,
 }
 
 impl Process {
@@ -38,6 +41,7 @@ impl Process {
             reserve: Reserve::default(),
             bursts: false,
             contexts: 0,
+            light: Light::default(),
         }
     }
 
