@@ -221,8 +221,13 @@ impl Divider {
         Some(Window { owner: e.member.id, length_ns: length.max(MIN_WINDOW_NS) })
     }
 
-    /// `used_ns` of the device have passed, all of them used by `owner` (rule 3).
+    /// `used_ns` of the device have passed, all of them used by `owner` (rule 3). What one without a share has used it owes,
+    /// but it is due to nobody: by parts of it the others would come apart.
     pub fn charge(&mut self, owner: u64, used_ns: u64) {
+        if let Some(e) = self.entries.get_mut(&owner).filter(|e| e.share == 0) {
+            e.left = e.left.saturating_sub(i128::from(used_ns) * i128::from(WHOLE));
+            return;
+        }
         for e in self.entries.values_mut() {
             e.left += i128::from(used_ns) * i128::from(e.share);
             if e.member.id == owner {
@@ -284,6 +289,28 @@ mod tests {
         assert_eq!(d.members().next().unwrap().0.class, Class::Custom(600_000));
         (10..MAX_MEMBERS as u64 + 8).for_each(|id| d.set(member(id, Class::Normal)).unwrap());
         assert_eq!(d.set(member(5, Class::Normal)), Err(Refusal::TooMany));
+    }
+
+    #[test]
+    fn what_one_without_a_share_uses_changes_nothing_between_others() {
+        let mut d = Divider::new(100_000_000);
+        d.set(member(1, Class::Custom(150_000))).unwrap();
+        d.set(member(2, Class::Normal)).unwrap();
+        d.set(Member { active: false, ..member(3, Class::Normal) }).unwrap();
+        let mut got = BTreeMap::<u64, u64>::new();
+        for _ in 0..2000 {
+            let w = d.next().unwrap();
+            let light = w.length_ns / 30;
+            d.charge(w.owner, w.length_ns - light);
+            d.charge(3, light);
+            *got.entry(w.owner).or_default() += w.length_ns - light;
+        }
+        let part = got[&1] as f64 / (got[&1] + got[&2]) as f64;
+        assert!((part - 0.15).abs() < 0.001, "{part}");
+        // It owes no more than anybody may when it comes back.
+        d.set_active(3, true);
+        let got = run(&mut d, 4_000_000_000);
+        assert!(got[&3] > 1_500_000_000, "{got:?}");
     }
 
     #[test]
