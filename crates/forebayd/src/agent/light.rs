@@ -14,8 +14,8 @@
 
 use super::IDLE_PERCENT;
 
-/// Longer than anybody's slice, a switch there and one back.
-pub const STAY_NS: u64 = 3_500_000;
+/// Longer than it takes to let the owner of a window on, a slice of whoever is there, and a switch.
+pub const STAY_NS: u64 = 5_000_000;
 /// Somebody is beside an owner for so long: enough turns of others for one whose own are short.
 pub const CHECK_NS: u64 = 20_000_000;
 /// So much of its windows passes before that, at first and at most.
