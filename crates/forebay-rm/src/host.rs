@@ -20,6 +20,8 @@ use crate::sys::{
 pub const CONTROL_PATH: &str = "/dev/nvidiactl";
 /// Most control files of a process that are looked at.
 const MAX_FILES: usize = 64;
+/// Times that a call is tried while the driver says "again".
+const MAX_TRIES: usize = 1000;
 
 /// Calls into the kernel.
 #[derive(Clone, Copy, Debug, Default)]
@@ -135,14 +137,15 @@ fn address_of(params: &mut [u8]) -> (u64, u32) {
     (address, params.len() as u32)
 }
 
-/// Calls the driver again while it asks for that.
+/// Calls the driver again while it asks for that, and not for ever: the service has others to care for.
 fn call<T>(mut f: impl FnMut() -> rustix::io::Result<T>) -> io::Result<T> {
-    loop {
+    for _ in 0..MAX_TRIES {
         match f() {
             Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => {}
             other => return other.map_err(io::Error::from),
         }
     }
+    Err(rustix::io::Errno::AGAIN.into())
 }
 
 impl ControlFile for HostFile {
@@ -216,6 +219,21 @@ mod tests {
         assert!(!is_administrator(&status("0000000000000000"), all));
         assert!(!is_administrator(&status("000001ffffffffff"), "         0       1000          1\n"));
         assert!(!is_administrator("", ""));
+    }
+
+    #[test]
+    fn a_driver_that_always_says_again_is_not_asked_for_ever() {
+        let (mut asked, mut later) = (0, 0);
+        let why = call(|| -> rustix::io::Result<()> {
+            asked += 1;
+            Err(rustix::io::Errno::AGAIN)
+        });
+        assert_eq!((why.unwrap_err().kind(), asked), (io::ErrorKind::WouldBlock, MAX_TRIES));
+        let done = call(|| {
+            later += 1;
+            if later < 5 { Err(rustix::io::Errno::INTR) } else { Ok(later) }
+        });
+        assert_eq!(done.unwrap(), 5);
     }
 
     /// The driver's own check of every control call: parameters have an address and a size, or neither.

@@ -72,10 +72,12 @@ fn an_interactive_process_comes_through_at_once_and_everybody_has_their_slices_b
     s.set(calls, Class::Interactive);
     until("slices are short", || pids.iter().all(|p| m.rm.is_sliced(*p)));
     let interactive = p99(&m);
-    // A normal process waits for its window.
-    assert!(interactive < 700 && normal > 5 * interactive, "{interactive} µs, {normal} when it was normal");
+    // A normal process with so little work waits for another's turn, which is 2 ms.
+    assert!(interactive < 700 && normal > 2 * interactive, "{interactive} µs, {normal} when it was normal");
     let p = s.process(calls).unwrap();
-    assert!(p.off_ns.unwrap() > 0 && p.switches.unwrap() > 100, "{p:?}");
+    assert!(p.switches.unwrap() > 100, "{p:?}");
+    let p = s.process(pids[0]).unwrap();
+    assert!(p.off_ns.unwrap() > 0, "{p:?}");
     // Killed: the guardian gives slices back as well.
     let its_guardian = guardian(&s);
     s.kill();
