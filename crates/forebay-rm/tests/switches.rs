@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use forebay_rm::fake::{DRAIN_US, FakeRm, Load, SWITCH_US, remote};
 use forebay_rm::holds::Holds;
-use forebay_rm::sys::Record;
+use forebay_rm::sys::{CMD_BIND_LOG, Record};
 use forebay_rm::{Client, Error, Host, RECORDS, Rm, SwitchLog};
 
 fn open(rm: &FakeRm) -> SwitchLog {
@@ -117,6 +117,16 @@ fn it_goes_with_its_owner_and_a_refusal_leaves_nothing() {
     // As when its process is killed.
     std::mem::forget(log);
     assert_eq!(rm.logs(), 1);
+}
+
+#[test]
+fn who_may_not_have_it_does_not_ask_for_it() {
+    let rm = FakeRm::default();
+    rm.without_privilege();
+    let why = SwitchLog::open(&Arc::new(Client::open(Arc::new(rm.clone()), 0).unwrap())).err().unwrap();
+    assert!(why.to_string().contains("insufficient permissions"), "{why}");
+    // A request that is refused would end somebody else's.
+    assert_eq!((rm.calls(CMD_BIND_LOG), rm.mappings()), (0, 0));
 }
 
 #[test]

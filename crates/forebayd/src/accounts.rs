@@ -120,6 +120,8 @@ impl LogMeter {
     }
 
     fn advance(&mut self, to_the_moment: bool) -> Result<(), Error> {
+        // What is not known anew is not known any more.
+        self.stays = None;
         let Some(log) = &mut self.log else { return Ok(()) };
         if self.flushes && to_the_moment {
             log.flush()?;
@@ -274,11 +276,14 @@ mod tests {
         rm.run(100_000);
         m.refresh(true);
         let used = m.used_ns(20).unwrap();
+        // Nobody is on it for longer than a slice beside another.
+        assert!((1..3_000_000).contains(&m.longest_stay_ns(20).unwrap()) && m.longest_stay_ns(99) == Some(0));
         // The driver forgets the buffer, as after a reset.
         rm.forget_logs();
         rm.run(100_000);
         m.refresh(true);
         assert!(m.trouble().unwrap().contains("cannot be read"));
+        assert_eq!(m.longest_stay_ns(20), None);
         m.refresh(true);
         assert_eq!((m.trouble(), m.used_ns(20).unwrap() >= used), (None, true));
         std::thread::sleep(RETRY);

@@ -13,7 +13,7 @@
 //! 5. A number that comes in [`WRONG`] windows one after another in which its process is off was never that one's, which
 //!    loses it and is looked at anew. One such window may be somebody who was taken off late.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use forebay_rm::holds::KERNEL_PID;
 
@@ -73,7 +73,7 @@ pub struct Numbers {
     window: u64,
     /// When the window began, on the log's clock.
     began_ns: u64,
-    said: Option<String>,
+    said: VecDeque<String>,
 }
 
 impl Numbers {
@@ -81,7 +81,7 @@ impl Numbers {
     pub fn new(mut log: LogMeter) -> Self {
         log.keep_holds();
         let (processes, free) = (BTreeMap::new(), BTreeMap::new());
-        Numbers { began_ns: log.now_ns(), log, processes, free, window: 0, said: None }
+        Numbers { began_ns: log.now_ns(), log, processes, free, window: 0, said: VecDeque::new() }
     }
 
     /// The log's number of a process, if it is known.
@@ -173,7 +173,7 @@ impl Numbers {
         self.free.remove(&number);
         if let Some(p) = self.processes.get_mut(&pid) {
             (p.number, p.seen) = (Some((number, at)), BTreeMap::new());
-            self.said = Some(format!("process {pid} is {number} to the GPU's log"));
+            self.said.push_back(format!("process {pid} is {number} to the GPU's log"));
         }
     }
 }
@@ -227,6 +227,6 @@ impl Meter for Numbers {
     }
 
     fn trouble(&mut self) -> Option<String> {
-        self.log.trouble().or_else(|| self.said.take())
+        self.log.trouble().or_else(|| self.said.pop_front())
     }
 }

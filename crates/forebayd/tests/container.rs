@@ -32,6 +32,9 @@ impl Meter for Seen {
     fn longest_away_ns(&mut self, pid: u32) -> Option<u64> {
         self.0.borrow_mut().longest_away_ns(pid)
     }
+    fn longest_stay_ns(&self, pid: u32) -> Option<u64> {
+        self.0.borrow().longest_stay_ns(pid)
+    }
     fn contexts(&self, pid: u32) -> usize {
         self.0.borrow().contexts(pid)
     }

@@ -263,7 +263,7 @@ fn who_has_more_memory_than_it_may_is_ended() {
 }
 
 #[test]
-fn where_processes_have_other_numbers_no_gpu_is_divided() {
+fn where_processes_have_other_numbers_no_gpu_is_divided_by_the_lock() {
     let mut c = Command::new("unshare");
     c.args(["--pid", "--fork", "--mount-proc", env!("CARGO_BIN_EXE_forebayd"), "--gpu", "0", "--level", "lock"]);
     let dir = tempfile::tempdir().unwrap();

@@ -310,6 +310,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_number_of_the_machines_has_no_name_in_a_container() {
+        let own = std::process::id();
+        assert_ne!(process_name(own, true), process_name(own, false));
+        assert_eq!(
+            [process_name(own, false), process_name(KERNEL_PID, false)],
+            ["numbered by the machine", "the kernel"]
+        );
+    }
+
+    #[test]
     fn one_clock_is_read_off_the_other() {
         // The other one runs a thousandth fast and began at another time.
         let c = Clocks { first: (5_000_000_000, 70_000_000_000), last: (15_010_000_000, 80_000_000_000) };

@@ -65,6 +65,8 @@ struct State {
     lose: u32,
     /// What the log adds to processes' numbers.
     apart: u32,
+    /// Whoever asks is not root.
+    unprivileged: bool,
 }
 
 struct Mapping {
@@ -121,6 +123,7 @@ impl FakeRm {
             pending: log::Pending::default(),
             lose: 0,
             apart: 0,
+            unprivileged: false,
         })))
     }
 
@@ -276,6 +279,11 @@ impl FakeRm {
     /// The next so many records of the log go missing.
     pub fn lose_records(&self, n: u32) {
         self.lock().lose = n;
+    }
+
+    /// From now on whoever asks may not have the log, and can know that.
+    pub fn without_privilege(&self) {
+        self.lock().unprivileged = true;
     }
 
     /// From now on this is a container: the log's numbers of processes are the machine's, which are so much higher.
@@ -601,6 +609,10 @@ impl ControlFile for FakeFile {
 }
 
 impl Rm for FakeRm {
+    fn may_log(&self) -> bool {
+        !self.lock().unprivileged
+    }
+
     fn driver_version(&self) -> Result<String> {
         Ok(self.lock().version.clone())
     }

@@ -338,8 +338,7 @@ impl<M: Meter> Agent<M> {
         let on = self.processes.iter().filter(|(_, p)| !p.is_off()).map(|(pid, _)| *pid);
         let stayed = on.filter(|pid| self.meter.longest_stay_ns(*pid).is_some_and(|ns| ns > STAY_NS));
         let stayed: Vec<u32> = stayed.collect();
-        let stays = |pid: u32| stayed.contains(&pid);
-        let stays_beside = |pid: u32| stayed.iter().any(|other| *other != pid);
+        let another_stayed = |pid: u32| stayed.iter().any(|other| *other != pid);
         let mut gone = Vec::new();
         let mut more = Vec::new();
         for (&pid, p) in self.processes.iter_mut() {
@@ -376,8 +375,8 @@ impl<M: Meter> Agent<M> {
                 self.divider.charge(pid.into(), used);
             }
             let busy = used * 100 >= passed_ns * IDLE_PERCENT;
-            let (stays, another_stays) = (stays(pid), stays_beside(pid));
-            if !p.is_off() && another_stays {
+            let stays = stayed.contains(&pid);
+            if !p.is_off() && another_stayed(pid) {
                 p.light.found();
                 self.divider.set_active(pid.into(), false);
                 continue;
