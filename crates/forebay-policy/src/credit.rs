@@ -16,7 +16,8 @@
 //! 5. `interactive` members are filled first, up to [`RESERVE`] of what the device delivers; beyond that they are
 //!    normal ones.
 //! 6. A member that has credit and does nothing for [`IDLE_TICKS`] is idle: it counts for nothing, and begins again
-//!    with [`SLACK_NS`] a unit. Nothing is saved up by sleeping, and nothing owed is forgotten by it.
+//!    with at most [`SLACK_NS`] a unit, which it comes to have at the rate of the share that it had. Nothing is saved up by
+//!    sleeping, a pause wins nothing, and nothing owed is forgotten by it.
 //! 7. Under [`Order::Priority`] the lowest nice value's members get what they demand first, under [`Order::Fifo`] those
 //!    that have waited longest; a member that has waited for [`STARVED_NS`] comes before both.
 //! 8. All numbers are integers; time is what the caller says.
@@ -78,6 +79,8 @@ struct Account {
     /// Average demand, millionths times [`AVERAGE`].
     demand: u64,
     share: u64,
+    /// Its share when it was last active.
+    due: u64,
     quiet: u32,
     /// Time without credit.
     waited_ns: u64,
@@ -160,6 +163,7 @@ impl Bank {
             average: 0,
             demand: WHOLE * AVERAGE,
             share: 0,
+            due: 0,
             quiet: 0,
             waited_ns: 0,
         };
@@ -225,7 +229,8 @@ impl Bank {
             let works = spent > NOTHING_NS;
             a.quiet = if works || !could { 0 } else { a.quiet.saturating_add(1) };
             a.waited_ns = if a.balance > 0 { 0 } else { a.waited_ns.saturating_add(passed_ns) };
-            if works {
+            // Who seems to do nothing and has used up what it may begin with is paid like everybody.
+            if works || a.balance <= 0 && a.member.class != Class::Suspended {
                 a.member.active = true;
             } else if a.quiet >= IDLE_TICKS || a.member.class == Class::Suspended {
                 a.member.active = false;
@@ -284,6 +289,9 @@ impl Bank {
         let background = shares(&members.iter().map(only).collect::<Vec<_>>());
         for ((a, kept), b) in self.accounts.values_mut().zip(kept).zip(background) {
             a.share = if kept > 0 { kept } else { (u128::from(rest) * u128::from(b) / u128::from(WHOLE)) as u64 };
+            if a.member.active {
+                a.due = a.share;
+            }
         }
     }
 
@@ -325,13 +333,14 @@ impl Bank {
         // First in line: interactive ones while the reserve lasts, then those that have starved.
         for a in self.accounts.values_mut().filter(|a| a.member.class != Class::Suspended) {
             let room = slack.saturating_sub(a.balance).max(0);
-            if !a.member.active {
-                a.balance = slack;
-            } else if a.member.class == Class::Interactive {
+            if a.member.class == Class::Interactive {
                 let gets = room.min(signed(self.reserve_ns)).min(pot);
                 self.reserve_ns -= gets as u64;
                 a.balance += gets;
                 pot -= gets;
+            } else if !a.member.active {
+                // No faster than if it were active: else a pause of a few ticks would pay.
+                a.balance += room.min((i128::from(most_ns) * i128::from(a.due) / i128::from(WHOLE)) as i64);
             } else if self.order != Order::Share && a.waited_ns >= STARVED_NS {
                 let gets = room.min(pot);
                 a.balance += gets;

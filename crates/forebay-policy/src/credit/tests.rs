@@ -166,6 +166,23 @@ fn one_large_share_is_as_exact_as_equal_ones() {
 }
 
 #[test]
+fn a_pause_wins_nothing() {
+    // One works for as long as a fresh program may and sleeps until it is idle; one has tasks that are so short, and so
+    // few of them at a tick, that it seems to do nothing.
+    for rare in [Program { workers: 1, task_us: 5000, rest_us: 55_000 }, busy(1, 100)] {
+        let mut m = Machine::new(1, Order::Share);
+        m.add(1, Class::Custom(500_000), 0, busy(1, 1000));
+        m.add(2, Class::Custom(440_000), 0, busy(1, 1000));
+        m.add(3, Class::Normal, 0, busy(1, 500));
+        m.add(4, Class::Normal, 0, busy(1, 500));
+        m.add(5, Class::Normal, 0, rare);
+        m.run(2000);
+        let got = m.run(5000);
+        assert!(got[&5] <= 30_000, "due 20000, {rare:?}: {got:?}");
+    }
+}
+
+#[test]
 fn idle_cores_that_are_not_ours_to_use_change_nothing() {
     let mut m = Machine::new(2, Order::Share);
     m.elsewhere_ns = 6 * STEP_US * 1000;
