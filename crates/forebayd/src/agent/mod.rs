@@ -11,7 +11,8 @@
 //!    was off has used nothing, even if its context was still there (nobody else came).
 //! 4. `interactive` processes are never suspended while they are first in line (rule 7), and `suspended` ones always are.
 //! 5. While there is an interactive process that is first in line, the others' slices are short: the hardware lets it
-//!    through within a few hundred µs, in anybody's window.
+//!    through within a few hundred µs, in anybody's window. Windows are of unequal lengths then ([`UNEQUAL`]): who comes
+//!    60 times a second would meet the end of one, and with it a turn more, at every third time.
 //! 6. One that comes back as soon as it is its turn again ([`BURST_AWAY_NS`]) has the GPU to itself for
 //!    [`BURST_WINDOW_NS`], then for [`PROBE_NS`] not, which shows whether it still does so.
 //! 7. Both last as long as its reserve does ([`forebay_policy::reserve`]), which only pays for what somebody else would have
@@ -60,11 +61,15 @@ pub const BURST_AWAY_NS: u64 = 1_000_000;
 pub const BURST_WINDOW_NS: u64 = 100_000_000;
 /// Then for so long others are there as well.
 pub const PROBE_NS: u64 = 2_000_000;
+/// The part of a window (one in so many) by which it may be shorter than another.
+pub const UNEQUAL: u64 = 8;
 /// An owner may be alone for so long while others wait.
 pub const ALONE_NS: u64 = 150_000_000;
 /// Then somebody is beside it for so long: more than two turns of each.
 pub const GUEST_NS: u64 = 5_000_000;
 
+/// The golden section of 2^64.
+const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 /// Between two times that everybody who should be on the GPU is let on.
 pub const LET_ON_NS: u64 = 5_000_000_000;
 
@@ -99,6 +104,8 @@ pub struct Agent<M> {
     alone: (u64, u64),
     /// Time since everybody was let on.
     since_let_on_ns: u64,
+    /// Goes through fractions of 2^64 that have no period (multiples of the golden section).
+    fraction: u64,
     /// Length of the windows, averaged: for the share that a process has had lately.
     passed_ns: u64,
 }
@@ -149,6 +156,7 @@ impl<M: Meter> Agent<M> {
             checks: false,
             alone: (0, 0),
             since_let_on_ns: 0,
+            fraction: 0,
             passed_ns: 0,
         }
     }
@@ -269,6 +277,10 @@ impl<M: Meter> Agent<M> {
         let active: BTreeMap<u32, bool> = self.divider.members().map(|(m, _)| (m.id as u32, m.active)).collect();
         let owner = self.window.map(|w| w.owner as u32);
         if let Some(w) = self.window.as_mut().filter(|_| !self.burst) {
+            if short {
+                self.fraction = self.fraction.wrapping_add(GOLDEN);
+                w.length_ns -= w.length_ns / UNEQUAL * (self.fraction >> 56) / 256;
+            }
             let alone = self.alone.0 == w.owner && self.alone.1 >= ALONE_NS;
             self.checks = self.processes.get(&(w.owner as u32)).is_some_and(|p| p.light.is_to_be_checked());
             if alone || self.checks {
