@@ -17,7 +17,7 @@
 //!    normal ones.
 //! 6. A member that has credit and does nothing for [`IDLE_TICKS`] is idle: it counts for nothing, and begins again
 //!    with at most [`SLACK_NS`] a unit, which it comes to have at the rate of the share that it had. Nothing is saved up by
-//!    sleeping, a pause wins nothing, and nothing owed is forgotten by it.
+//!    sleeping, a pause wins nothing, and nothing owed is forgotten by it. The same holds of `suspended` members.
 //! 7. Under [`Order::Priority`] the lowest nice value's members get what they demand first, under [`Order::Fifo`] those
 //!    that have waited longest; a member that has waited for [`STARVED_NS`] comes before both.
 //! 8. All numbers are integers; time is what the caller says.
@@ -331,7 +331,7 @@ impl Bank {
         self.reserve_ns = self.reserve_ns.saturating_add(gained).min(MAX_RESERVE_NS * self.units);
         let mut pot = signed(pot);
         // First in line: interactive ones while the reserve lasts, then those that have starved.
-        for a in self.accounts.values_mut().filter(|a| a.member.class != Class::Suspended) {
+        for a in self.accounts.values_mut() {
             let room = slack.saturating_sub(a.balance).max(0);
             if a.member.class == Class::Interactive {
                 let gets = room.min(signed(self.reserve_ns)).min(pot);
@@ -339,17 +339,13 @@ impl Bank {
                 a.balance += gets;
                 pot -= gets;
             } else if !a.member.active {
-                // No faster than if it were active: else a pause of a few ticks would pay.
+                // No faster than if it were active: else a pause of a few ticks would pay, and so would it to suspend oneself.
                 a.balance += room.min((i128::from(most_ns) * i128::from(a.due) / i128::from(WHOLE)) as i64);
             } else if self.order != Order::Share && a.waited_ns >= STARVED_NS {
                 let gets = room.min(pot);
                 a.balance += gets;
                 pot -= gets;
             }
-        }
-        // Somebody suspended can owe: that is paid by time.
-        for a in self.accounts.values_mut().filter(|a| a.member.class == Class::Suspended) {
-            a.balance = a.balance.saturating_add(slack).min(slack);
         }
         if self.order == Order::Fifo {
             let mut line: Vec<(u64, u64)> =

@@ -4,6 +4,7 @@
 //! saturates. The dataflow runtime, the service and the simulator call the same functions.
 //!
 //! - [`credit`]: token buckets for devices without hardware control.
+//! - [`overlap`]: what each of several programs has had of a device, from when each had work in it.
 //! - [`priority`]: PTask's effective priority (SOSP'11, figure 9).
 //! - [`queue`]: the ready queue and PTask's four scheduling modes (section 5.3.1).
 //! - [`share`]: classes, shares and time division of a device among processes.
@@ -15,6 +16,7 @@
 )]
 
 pub mod credit;
+pub mod overlap;
 pub mod priority;
 pub mod queue;
 pub mod reserve;

@@ -177,7 +177,8 @@ impl Divider {
         }
     }
 
-    /// Adds a member or changes it.
+    /// Adds a member or changes it. Whether one that is there has work stays as it was found: a change of class is no work,
+    /// and would be paid with a window that nobody uses.
     ///
     /// # Errors
     /// As [`admit`]; nothing is changed then.
@@ -185,7 +186,8 @@ impl Divider {
         let members: Vec<Member> = self.entries.values().map(|e| e.member).collect();
         admit(&members, &member)?;
         let fresh = Entry { member, share: 0, left: 0 };
-        self.entries.entry(member.id).and_modify(|e| e.member = member).or_insert(fresh);
+        let kept = |e: &mut Entry| e.member = Member { active: e.member.active, ..member };
+        self.entries.entry(member.id).and_modify(kept).or_insert(fresh);
         self.reshare();
         Ok(())
     }
@@ -289,6 +291,24 @@ mod tests {
         assert_eq!(d.members().next().unwrap().0.class, Class::Custom(600_000));
         (10..MAX_MEMBERS as u64 + 8).for_each(|id| d.set(member(id, Class::Normal)).unwrap());
         assert_eq!(d.set(member(5, Class::Normal)), Err(Refusal::TooMany));
+    }
+
+    #[test]
+    fn who_has_nothing_to_do_gets_no_window_by_changing_its_class() {
+        let mut d = Divider::new(100_000_000);
+        d.set(member(1, Class::Normal)).unwrap();
+        d.set(member(2, Class::Normal)).unwrap();
+        d.set_active(1, false);
+        for i in 0..100 {
+            d.set(Member { nice: i % 2, ..member(1, Class::Normal) }).unwrap();
+            let w = d.next().unwrap();
+            assert_eq!(w.owner, 2, "at change {i}");
+            d.charge(w.owner, w.length_ns);
+        }
+        // What has work keeps its windows.
+        d.set_active(1, true);
+        d.set(member(1, Class::Custom(500_000))).unwrap();
+        assert!(run(&mut d, 1_000_000_000)[&1] >= 400_000_000);
     }
 
     #[test]

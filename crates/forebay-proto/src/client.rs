@@ -277,9 +277,7 @@ impl Session {
 
     /// Whether the service is connected and does nothing any more.
     fn is_silent(&self) -> bool {
-        let t = clock_gettime(ClockId::Monotonic);
-        let now = t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64;
-        self.load(0).is_some_and(|l| now.saturating_sub(l.at_ns) > SILENCE.as_nanos() as u64)
+        self.load(0).is_some_and(|l| now_ns().saturating_sub(l.at_ns) > SILENCE.as_nanos() as u64)
     }
 
     /// How often a service was found; more than 1 when it was restarted.
@@ -383,7 +381,16 @@ impl Drop for Session {
 
 /// Time that this process has had of the CPU, ns.
 pub fn cpu_time_ns() -> u64 {
-    let t = clock_gettime(ClockId::ProcessCPUTime);
+    read_ns(ClockId::ProcessCPUTime)
+}
+
+/// The monotonic clock, ns.
+pub fn now_ns() -> u64 {
+    read_ns(ClockId::Monotonic)
+}
+
+fn read_ns(clock: ClockId) -> u64 {
+    let t = clock_gettime(clock);
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
 
@@ -407,15 +414,29 @@ impl Account {
     #[inline]
     pub fn may(&self) -> bool {
         let a = &self.session.pages.client.accounts[self.number];
-        let spent = if self.metered { &self.spent } else { &self.mine().spent };
-        (a.allowance.load(Ordering::Relaxed) > spent.load(Ordering::Relaxed) && a.hold.load(Ordering::Relaxed) == 0)
+        let spent = if self.metered { self.spent.load(Ordering::Relaxed) } else { self.mine().used_ns(now_ns) };
+        (a.allowance.load(Ordering::Relaxed) > spent && a.hold.load(Ordering::Relaxed) == 0)
             || self.session.free.load(Ordering::Relaxed)
     }
 
     /// So much of the device was used, in one piece of work.
     #[inline]
     pub fn took(&self, ns: u64) {
-        self.mine().spent.fetch_add(ns, Ordering::Relaxed);
+        // Behind what `works_since` says.
+        self.mine().spent.fetch_add(ns, Ordering::Release);
+    }
+
+    /// Work is in the device from this moment on ([`now_ns`]), which `took` will tell of: the service counts it meanwhile.
+    /// False where that is the kernel's business, or another queue has said so: then it is counted at its end.
+    pub fn begins(&self, at_ns: u64) -> bool {
+        let since = &self.mine().since;
+        !self.metered && since.compare_exchange(0, at_ns.max(1), Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
+    /// Whoever [`Account::begins`] was true for is about to tell of what ended now; what is in the device after that is there
+    /// from this moment on, or nothing is.
+    pub fn works_since(&self, at_ns: Option<u64>) {
+        self.mine().since.store(at_ns.map_or(0, |ns| ns.max(1)), Ordering::Relaxed);
     }
 
     /// Asks the kernel what was used, if it is the one who measures. A system call of about half a microsecond: for every

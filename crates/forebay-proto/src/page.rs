@@ -2,7 +2,7 @@
 //! does to it; what is read is then checked where it is used.
 
 use crate::seqlock::Words;
-use crate::sync::{AtomicU32, AtomicU64};
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// Bytes of every page.
 pub const PAGE: usize = 4096;
@@ -127,8 +127,12 @@ unsafe impl Page for ProgramPage {}
 /// What a program says of one account.
 #[repr(C, align(64))]
 pub struct ProgramWords {
-    /// What it has used of the device, ns. Of the CPU the kernel says it instead.
+    /// What it has used of the device, ns: from the issue of work, or the end of what was before it, to its end. Of the CPU
+    /// the kernel says it instead.
     pub spent: AtomicU64,
+    /// From when on what is in the device now is not in `spent` yet, ns of the monotonic clock; 0 when nothing is. Moved on
+    /// before `spent` is, and read after it, so that nothing is counted twice.
+    pub since: AtomicU64,
     /// Pieces of work so far.
     pub tasks: AtomicU64,
     /// How much of the device it could use now, in millionths.
@@ -137,6 +141,18 @@ pub struct ProgramWords {
     pub busy: AtomicU32,
     /// Threads that sleep on the account's bell.
     pub sleepers: AtomicU32,
+}
+
+impl ProgramWords {
+    /// What it says it has used, with what is in the device at this moment of the monotonic clock, ns.
+    #[inline]
+    pub fn used_ns(&self, now_ns: impl FnOnce() -> u64) -> u64 {
+        let spent = self.spent.load(Ordering::Acquire);
+        match self.since.load(Ordering::Relaxed) {
+            0 => spent,
+            since => spent.saturating_add(now_ns().saturating_sub(since)),
+        }
+    }
 }
 
 #[cfg(not(all(loom, test)))]

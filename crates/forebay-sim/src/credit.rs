@@ -11,15 +11,15 @@
 //! 4. the service knows exactly the programs that are there, and their classes;
 //! 5. nobody holds more credit than there may be.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
-use forebay_policy::credit::{FLOAT_NS, MAX_OWED_NS, MAX_TICK_NS, Order, SLACK_NS, TICK_NS};
+use forebay_policy::credit::{FLOAT_NS, MAX_OWED_NS, MAX_TICK_NS, SLACK_NS, TICK_NS};
 use forebay_policy::share::{self, Member, WHOLE, shares};
-use forebay_proto::page::AccountWords;
-use forebay_proto::wire::{self, CPU, Class, Refusal, Reply, Request};
-use forebayd::service::{Answer, Described, Peer, Service, SessionId, World};
+use forebay_proto::wire::{self, CPU, Class, Reply, Request};
+use forebayd::service::{Answer, SessionId};
 
+use crate::office::{Office, USER};
 use crate::{BEGIN, Outcome, noted};
 
 /// Allowed distance from a share, in millionths.
@@ -37,35 +37,6 @@ const CROWD: usize = 48;
 /// all others have theirs.
 const MANY: usize = 8;
 const STRETCH_OF_MANY_US: u64 = 5_000_000;
-/// The user of the programs; the service's is another one.
-const USER: u32 = 1000;
-
-/// The operating system, as far as the service asks.
-#[derive(Default)]
-struct Os {
-    processes: BTreeMap<u32, (Described, u64)>,
-    watched: BTreeSet<u32>,
-}
-
-impl World for Os {
-    fn describe(&mut self, pid: u32) -> Option<Described> {
-        self.processes.get(&pid).map(|p| p.0.clone())
-    }
-
-    fn cpu_time_ns(&mut self, pid: u32) -> Option<u64> {
-        self.processes.get(&pid).map(|p| p.1)
-    }
-
-    fn wake(&mut self, _: &AccountWords) {}
-
-    fn watch(&mut self, pid: u32) {
-        self.watched.insert(pid);
-    }
-
-    fn end(&mut self, pid: u32, began: u64) -> Result<(), String> {
-        Err(format!("nobody here has a limit, and process {pid} of {began} neither"))
-    }
-}
 
 struct Program {
     session: SessionId,
@@ -79,11 +50,9 @@ struct Program {
 struct Machine {
     rng: fastrand::Rng,
     cores: u64,
-    service: Service<Os>,
+    office: Office,
     programs: BTreeMap<u32, Program>,
     next_pid: u32,
-    next_session: SessionId,
-    births: u64,
     now_ns: u64,
     /// What the service is told of the time: a clock may jump.
     told_ns: u64,
@@ -91,14 +60,6 @@ struct Machine {
     spare_ns: u64,
     broken: bool,
     hash: u64,
-    violations: Vec<String>,
-}
-
-fn service(os: Os, cores: u64, now_ns: u64) -> Service<Os> {
-    match Service::new(os, cores as u32, Order::Share, now_ns) {
-        Ok(s) => s,
-        Err(e) => panic!("a page for the simulation: {e}"),
-    }
 }
 
 /// Runs one scenario. `broken`: a mistake that the oracles must find: programs do not ask for credit.
@@ -106,20 +67,17 @@ pub fn run(seed: u64, broken: bool) -> Outcome {
     let mut rng = fastrand::Rng::with_seed(seed ^ 0x5eed);
     let cores = [1, 2, 4, 16][rng.usize(0..4)];
     let mut m = Machine {
-        service: service(Os::default(), cores, 1),
+        office: Office::new(cores, &[]),
         rng,
         cores,
         programs: BTreeMap::new(),
         next_pid: 100,
-        next_session: 1,
-        births: 1,
         now_ns: 1,
         told_ns: 1,
         since_tick_ns: 0,
         spare_ns: 0,
         broken,
         hash: BEGIN,
-        violations: Vec::new(),
     };
     // Mostly few; sometimes so many that the service ticks less often.
     let few = m.rng.usize(2..6);
@@ -136,51 +94,18 @@ pub fn run(seed: u64, broken: bool) -> Outcome {
         m.pass(if crowd { 2 * SETTLE_US } else { SETTLE_US });
         m.judge(if crowd { STRETCH_OF_MANY_US } else { STRETCH_US });
     }
-    Outcome { hash: m.hash, judged: STRETCHES, violations: m.violations }
+    Outcome { hash: m.hash, judged: STRETCHES, violations: m.office.violations }
 }
 
 impl Machine {
-    fn wrong(&mut self, what: String) {
-        self.violations.push(what);
-    }
-
-    fn ask(&mut self, session: SessionId, r: &Request) -> Answer {
-        self.service.message(session, &wire::encode(r))
-    }
-
-    fn birth(&mut self, pid: u32) {
-        self.births += 1;
-        let about = Described { uid: USER, name: format!("p{pid}"), began: self.births, parent: 1, nice: 0 };
-        self.service.world().processes.insert(pid, (about, 0));
-    }
-
-    fn connect(&mut self, pid: u32) -> SessionId {
-        let id = self.next_session;
-        self.next_session += 1;
-        let peer = Peer { pid, uid: USER, privileged: false };
-        if let Err(e) = self.service.connect(id, peer) {
-            self.wrong(format!("{pid} could not connect: {e}"));
-        }
-        id
-    }
-
     fn register(&mut self, pid: u32) -> SessionId {
-        let id = self.connect(pid);
-        let hello = Request::Hello { version: wire::VERSION, name: String::new() };
-        if !matches!(self.ask(id, &hello), Answer::Welcome(_)) {
-            self.wrong(format!("{pid} was not welcomed"));
-        }
-        match self.ask(id, &Request::Join { device: CPU.into() }) {
-            Answer::Reply(Reply::Joined { account: 0, metered: true }) => {}
-            other => self.wrong(format!("{pid} could not join: {other:?}")),
-        }
-        id
+        self.office.register(pid, CPU, true)
     }
 
     fn arrive(&mut self) {
         let pid = self.next_pid;
         self.next_pid += 1;
-        self.birth(pid);
+        self.office.birth(pid, 1);
         let session = self.register(pid);
         let task_ns = [100_000, 500_000, 1_000_000, 5_000_000, 20_000_000][self.rng.usize(0..5)];
         let left = vec![0; self.cores as usize];
@@ -195,36 +120,23 @@ impl Machine {
         self.set(pid, class);
     }
 
-    /// As root does it.
     fn set(&mut self, pid: u32, class: Class) {
-        let root = self.next_session;
-        self.next_session += 1;
-        self.service
-            .world()
-            .processes
-            .entry(1)
-            .or_insert_with(|| (Described { uid: 0, name: "init".into(), began: 0, parent: 0, nice: 0 }, 0));
-        let _ = self.service.connect(root, Peer { pid: 1, uid: 0, privileged: true });
-        let _ = self.ask(root, &Request::Hello { version: wire::VERSION, name: "root".into() });
-        match self.ask(root, &Request::Set { pid, class: Some(class), nice: None }) {
-            Answer::Reply(Reply::Done) => drop(self.programs.get_mut(&pid).map(|p| p.class = class)),
-            Answer::Reply(Reply::Refused(Refusal::Overbooked { .. })) => {}
-            other => self.wrong(format!("the class of {pid} was not set: {other:?}")),
+        if self.office.set(pid, class) {
+            self.programs.entry(pid).and_modify(|p| p.class = class);
         }
-        self.service.disconnect(root);
     }
 
     fn die(&mut self, pid: u32, heard: bool) {
         let Some(p) = self.programs.remove(&pid) else { return };
-        self.service.world().processes.remove(&pid);
-        if !self.service.world().watched.contains(&pid) {
-            self.wrong(format!("{pid} was not watched"));
+        self.office.service.world().processes.remove(&pid);
+        if !self.office.service.world().watched.contains(&pid) {
+            self.office.wrong(format!("{pid} was not watched"));
         }
         // The end of the process and of its connection are heard of in any order, or the former late.
         if heard {
-            self.service.exited(pid);
+            self.office.service.exited(pid);
         }
-        self.service.disconnect(p.session);
+        self.office.service.disconnect(p.session);
     }
 
     fn any(&mut self) -> Option<u32> {
@@ -242,7 +154,7 @@ impl Machine {
             2 => {
                 // Its number is used again before its end is heard of.
                 self.die(pid, false);
-                self.birth(pid);
+                self.office.birth(pid, 1);
                 let session = self.register(pid);
                 let left = vec![0; self.cores as usize];
                 let p = Program { session, class: Class::Normal, task_ns: 1_000_000, working: true, left };
@@ -263,7 +175,7 @@ impl Machine {
                 // The connection breaks, and the program comes back with its class.
                 if let Some(p) = self.programs.get(&pid) {
                     let old = p.session;
-                    self.service.disconnect(old);
+                    self.office.service.disconnect(old);
                     let session = self.register(pid);
                     self.programs.entry(pid).and_modify(|p| p.session = session);
                 }
@@ -281,21 +193,21 @@ impl Machine {
     fn hostile(&mut self, victim: u32) {
         let pid = 50_000 + self.next_pid;
         self.next_pid += 1;
-        self.birth(pid);
-        let id = self.connect(pid);
+        self.office.birth(pid, 1);
+        let id = self.office.connect(pid);
         if self.rng.bool() {
             let hello = Request::Hello { version: wire::VERSION, name: "x\n\x1b[2J".into() };
-            let _ = self.ask(id, &hello);
-            let _ = self.ask(id, &Request::Join { device: CPU.into() });
+            let _ = self.office.ask(id, &hello);
+            let _ = self.office.ask(id, &Request::Join { device: CPU.into() });
             for class in [Class::Interactive, Class::Custom(1_000_000), Class::Suspended] {
-                let r = self.ask(id, &Request::Set { pid, class: Some(class), nice: Some(-20) });
+                let r = self.office.ask(id, &Request::Set { pid, class: Some(class), nice: Some(-20) });
                 if !matches!(r, Answer::Reply(Reply::Refused(_))) {
-                    self.wrong(format!("{pid} raised itself: {r:?}"));
+                    self.office.wrong(format!("{pid} raised itself: {r:?}"));
                 }
             }
             // A program of the same user may be lowered: that is no attack. One of another user may not.
-            self.service.world().processes.entry(victim).and_modify(|p| p.0.uid = USER);
-            if let Some((_, page)) = self.service.pages(id) {
+            self.office.service.world().processes.entry(victim).and_modify(|p| p.0.uid = USER);
+            if let Some((_, page)) = self.office.service.pages(id) {
                 for w in &page.accounts {
                     let v = u64::MAX / 3;
                     w.spent.store(v, Ordering::Relaxed);
@@ -304,26 +216,23 @@ impl Machine {
                     w.tasks.store(v, Ordering::Relaxed);
                 }
             }
-            self.service.doorbell(id);
+            self.office.service.doorbell(id);
         }
         for _ in 0..20 {
             let n = self.rng.usize(0..600);
             let bytes: Vec<u8> = (0..n).map(|_| self.rng.u8(..)).collect();
-            if matches!(self.service.message(id, &bytes), Answer::Close(_)) {
+            if matches!(self.office.service.message(id, &bytes), Answer::Close(_)) {
                 break;
             }
         }
-        self.service.disconnect(id);
-        self.service.world().processes.remove(&pid);
-        self.service.exited(pid);
+        self.office.service.disconnect(id);
+        self.office.service.world().processes.remove(&pid);
+        self.office.service.exited(pid);
     }
 
     /// Killed; the next one has what was saved, and everybody connects again.
     fn restart(&mut self) {
-        let saved = self.service.save();
-        let os = std::mem::take(self.service.world());
-        self.service = service(os, self.cores, self.told_ns);
-        self.service.restore(saved);
+        self.office.restart(self.told_ns);
         for pid in self.programs.keys().copied().collect::<Vec<_>>() {
             let session = self.register(pid);
             self.programs.entry(pid).and_modify(|p| p.session = session);
@@ -340,8 +249,8 @@ impl Machine {
         let step_ns = STEP_US * 1000;
         let mut wants = Vec::new();
         for (&pid, p) in &mut self.programs {
-            let spent = self.service.world().processes.get(&pid).map_or(0, |o| o.1);
-            let may = self.service.pages(p.session).is_some_and(|(c, page)| {
+            let spent = self.office.service.world().processes.get(&pid).map_or(0, |o| o.1);
+            let may = self.office.service.pages(p.session).is_some_and(|(c, page)| {
                 let a = &c.accounts[0];
                 let busy = u64::from(p.working) * WHOLE;
                 page.accounts[0].demand.store(busy as u32, Ordering::Relaxed);
@@ -365,7 +274,7 @@ impl Machine {
             // What is left of the time goes into the next task, if it may be begun at once: as if it had been.
             p.left[n] -= now;
             used += each;
-            if let Some(o) = self.service.world().processes.get_mut(&pid) {
+            if let Some(o) = self.office.service.world().processes.get_mut(&pid) {
                 o.1 += each;
             }
         }
@@ -375,14 +284,14 @@ impl Machine {
         self.spare_ns += capacity - used.min(capacity);
         // Now and then the service is late.
         let late = if self.rng.u32(0..200) == 0 { 3 * TICK_NS } else { 0 };
-        if self.since_tick_ns >= self.service.tick_ns() + late {
+        if self.since_tick_ns >= self.office.service.tick_ns() + late {
             self.since_tick_ns = 0;
-            self.service.tick(self.told_ns, std::mem::take(&mut self.spare_ns));
+            self.office.service.tick(self.told_ns, std::mem::take(&mut self.spare_ns));
         }
     }
 
     fn judge(&mut self, stretch_us: u64) {
-        let time = |m: &mut Machine, pid: u32| m.service.world().processes.get(&pid).map_or(0, |o| o.1);
+        let time = |m: &mut Machine, pid: u32| m.office.service.world().processes.get(&pid).map_or(0, |o| o.1);
         let pids: Vec<u32> = self.programs.keys().copied().collect();
         let before: Vec<u64> = pids.iter().map(|p| time(self, *p)).collect();
         self.pass(stretch_us);
@@ -408,7 +317,7 @@ impl Machine {
         let capacity = self.cores * stretch_us * 1000;
         let total: u64 = got.iter().sum();
         if want.iter().sum::<u64>() > 0 && total < capacity / WHOLE * (WHOLE - IDLE) {
-            self.wrong(format!("{} of {capacity} ns were idle with {members:?}", capacity - total));
+            self.office.wrong(format!("{} of {capacity} ns were idle with {members:?}", capacity - total));
         }
         for ((m, want), got) in members.iter().zip(want).zip(&got) {
             let part = (u128::from(*got) * u128::from(WHOLE)).checked_div(total.into()).unwrap_or(0) as u64;
@@ -416,26 +325,21 @@ impl Machine {
             let lack =
                 if reserved && pids.len() >= MANY && part < want { want * begun / (stretch_us * 1000) } else { 0 };
             if part.abs_diff(want) > TOLERANCE + lack {
-                self.wrong(format!("{m:?} had {part} instead of {want} millionths on {} cores", self.cores));
+                self.office.wrong(format!("{m:?} had {part} instead of {want} millionths on {} cores", self.cores));
             }
             if m.class == share::Class::Suspended && *got > 0 {
-                self.wrong(format!("{m:?} is suspended and had {got} ns"));
+                self.office.wrong(format!("{m:?} is suspended and had {got} ns"));
             }
         }
-        let known: BTreeMap<u32, Class> = self.service.save().into_iter().map(|s| (s.pid, s.class)).collect();
-        for (pid, p) in &self.programs {
-            if known.get(pid) != Some(&p.class) {
-                self.violations.push(format!("{pid} is {:?} and known as {:?}", p.class, known.get(pid)));
-            }
-        }
-        let bank: Vec<_> = self.service.bank(0).map(|b| b.views().collect()).unwrap_or_default();
+        self.office.judge_known(self.programs.iter().map(|(pid, p)| (*pid, p.class)));
+        let bank: Vec<_> = self.office.service.bank(0).map(|b| b.views().collect()).unwrap_or_default();
         for v in bank {
             let most = (MAX_TICK_NS / TICK_NS * FLOAT_NS + MAX_OWED_NS + SLACK_NS) * self.cores;
             if !self.programs.contains_key(&(v.member.id as u32)) {
-                self.wrong(format!("{} has credit and is not there", v.member.id));
+                self.office.wrong(format!("{} has credit and is not there", v.member.id));
             }
             if v.balance_ns > most as i64 {
-                self.wrong(format!("{} holds {} ns", v.member.id, v.balance_ns));
+                self.office.wrong(format!("{} holds {} ns", v.member.id, v.balance_ns));
             }
         }
     }

@@ -2,12 +2,15 @@
 //!
 //! - [`gpu`]: the agent that divides a GPU by suspension.
 //! - [`credit`]: the service's core with programs that take credit.
+//! - [`accelerator`]: the same on a device whose use programs report themselves, with limits of memory on a GPU.
 //!
 //! After every calm stretch oracles are asked whether what was promised was kept. The same seed is the same story; the
 //! trace's hash says so. A mistake made on purpose must be found.
 
+pub mod accelerator;
 pub mod credit;
 pub mod gpu;
+mod office;
 
 /// What a scenario came to.
 #[derive(Clone, Debug, PartialEq, Eq)]

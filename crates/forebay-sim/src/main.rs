@@ -2,7 +2,7 @@
 
 use clap::Parser;
 
-/// Simulates the service in virtual time: time division on a fake GPU, and credit
+/// Simulates the service in virtual time: time division on a fake GPU, credit, accelerators
 #[derive(Parser)]
 struct Options {
     /// First seed
@@ -20,9 +20,12 @@ fn main() -> std::process::ExitCode {
     let o = Options::parse();
     let mut bad = 0;
     for seed in o.seed..o.seed.saturating_add(o.runs) {
-        let both =
-            [("gpu", forebay_sim::gpu::run(seed, o.broken)), ("credit", forebay_sim::credit::run(seed, o.broken))];
-        for (what, outcome) in both {
+        let all = [
+            ("gpu", forebay_sim::gpu::run(seed, o.broken)),
+            ("credit", forebay_sim::credit::run(seed, o.broken)),
+            ("accelerator", forebay_sim::accelerator::run(seed, o.broken)),
+        ];
+        for (what, outcome) in all {
             println!(
                 "{what} seed {seed}: hash {:016x}, {} stretches, {} violations",
                 outcome.hash,

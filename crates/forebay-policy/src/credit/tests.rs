@@ -183,6 +183,22 @@ fn a_pause_wins_nothing() {
 }
 
 #[test]
+fn a_suspension_wins_nothing() {
+    // Its user suspends it while it owes, and resumes it as soon as that might be paid.
+    let mut m = Machine::new(1, Order::Share);
+    m.add(1, Class::Custom(800_000), 0, busy(1, 1000));
+    m.add(2, Class::Normal, 0, busy(1, 100_000));
+    let set = |m: &mut Machine, class| m.bank.set(Member { id: 2, class, nice: 0, active: true }, 0).unwrap();
+    let mut got = 0;
+    for _ in 0..400 {
+        let part = m.run(25)[&2];
+        got += part / 400;
+        set(&mut m, if part == 0 { Class::Normal } else { Class::Suspended });
+    }
+    assert!(got < 220_000, "due 200000: {got}");
+}
+
+#[test]
 fn idle_cores_that_are_not_ours_to_use_change_nothing() {
     let mut m = Machine::new(2, Order::Share);
     m.elsewhere_ns = 6 * STEP_US * 1000;

@@ -2,11 +2,12 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use forebay_hal::{Buffer, Device, Direction, Error, Fence, Kind, Method, Queue, Result};
-use forebay_proto::client::Account;
+use forebay_hal::{Buffer, Completion, Device, Direction, Error, Fence, Kind, Method, Queue, Result};
+use forebay_proto::client::{Account, now_ns};
 
 use super::gate::Gate;
 use super::trace::Copies;
@@ -26,6 +27,8 @@ const MAX_AHEAD: Duration = Duration::from_millis(2);
 const BY_PROCESSOR: usize = 64 << 10;
 /// Buffers of one size that wait for another use.
 const MAX_SPARE: usize = 64;
+/// After so long somebody waits for a device that is charged for, if nobody else does.
+const LOOK: Duration = Duration::from_millis(2);
 /// Invocations in flight when order counts: one running, one ready behind it.
 pub(crate) const DEPTH_PRIORITY: usize = 2;
 
@@ -61,6 +64,8 @@ pub(crate) struct DeviceHandle {
     pub(crate) done_ns: AtomicU64,
     /// The process's presence at the service, and credit on the device if the service has it.
     served: OnceLock<(Weak<Gate>, Option<Arc<Account>>)>,
+    /// Asks for somebody to look when the device is done, where it is charged for.
+    watcher: OnceLock<SyncSender<()>>,
 }
 
 /// The queue and the fences of the latest invocations; locked while a task is issued.
@@ -74,6 +79,8 @@ pub(crate) struct Issue {
     last: Fence,
     /// When something was found done last.
     done: Instant,
+    /// The service was told that work is in the device, and since when.
+    told: bool,
 }
 
 /// Memory that waits for another use. Small memory is taken at once again, so that an item's addresses are those of the
@@ -111,6 +118,31 @@ impl<B> Spare<B> {
     }
 }
 
+/// The queue, while an invocation is issued to it. Dropped, nothing was.
+pub(crate) struct Issuing<'a> {
+    device: &'a DeviceHandle,
+    issue: MutexGuard<'a, Issue>,
+    issued: bool,
+}
+
+impl Issuing<'_> {
+    /// The queue itself.
+    pub(crate) fn queue(&mut self) -> &mut dyn Queue {
+        &mut *self.issue.queue
+    }
+}
+
+impl Drop for Issuing<'_> {
+    fn drop(&mut self) {
+        if !self.issued && self.issue.unfenced == 0 {
+            self.issue.begun = None;
+            if self.issue.in_flight.is_empty() {
+                self.issue.leave(self.device.account());
+            }
+        }
+    }
+}
+
 /// Some invocations with a fence behind them.
 struct InFlight {
     fence: Fence,
@@ -134,6 +166,7 @@ impl DeviceHandle {
                 begun: None,
                 last: Fence::default(),
                 done: Instant::now(),
+                told: false,
             }),
             depth,
             unfenced: AtomicBool::new(false),
@@ -146,6 +179,7 @@ impl DeviceHandle {
             invocations: AtomicU64::new(0),
             done_ns: AtomicU64::new(0),
             served: OnceLock::new(),
+            watcher: OnceLock::new(),
         }))
     }
 
@@ -277,8 +311,27 @@ impl DeviceHandle {
     }
 
     /// From now on the account says when work may be issued and hears what it took, and the gate hears when all is done.
-    pub(crate) fn serve(&self, gate: &Arc<Gate>, account: Option<Arc<Account>>) {
+    pub(crate) fn serve(self: &Arc<Self>, gate: &Arc<Gate>, account: Option<Arc<Account>>) {
+        if account.is_some() {
+            let (sender, wanted) = sync_channel(1);
+            let device = Arc::downgrade(self);
+            let watch = move || watch(&device, &wanted);
+            // Without it the device is charged for until somebody looks.
+            if std::thread::Builder::new().name("forebay-watch".into()).spawn(watch).is_ok() {
+                let _ = self.watcher.set(sender);
+            }
+        }
         let _ = self.served.set((Arc::downgrade(gate), account));
+    }
+
+    /// Whether everything that was issued is done, asked by a worker that goes to sleep; if not, somebody will look.
+    pub(crate) fn is_quiet_or_watched(&self) -> bool {
+        let quiet = self.is_quiet();
+        if let Some(watcher) = self.watcher.get().filter(|_| !quiet) {
+            // Full: it was asked already.
+            let _ = watcher.try_send(());
+        }
+        quiet
     }
 
     fn account(&self) -> Option<&Account> {
@@ -314,6 +367,15 @@ impl DeviceHandle {
         issue.unfenced == 0 && issue.in_flight.is_empty()
     }
 
+    /// The end of what was issued, if it has not come.
+    fn last_in_flight(&self) -> Option<Arc<dyn Completion>> {
+        self.flush();
+        let mut issue = self.lock();
+        let _ = issue.surplus(self.depth, self.account());
+        let last = issue.in_flight.back()?.fence;
+        issue.queue.completion(last).ok().flatten()
+    }
+
     /// Waits for credit on the device, unless `over`.
     pub(crate) fn await_credit(&self, over: impl Fn() -> bool) {
         let Some(a) = self.account().filter(|a| !a.may()) else { return };
@@ -334,14 +396,30 @@ impl DeviceHandle {
         self.device.info().kind
     }
 
-    /// The queue, to issue an invocation.
-    pub(crate) fn issue(&self) -> MutexGuard<'_, Issue> {
+    /// The queue, to issue an invocation; to be handed to [`DeviceHandle::invocation_issued`].
+    pub(crate) fn issue(&self) -> Issuing<'_> {
         let mut issue = self.lock();
-        // Only what an account is charged for is timed.
-        if self.account().is_some() {
+        // Only what an account is charged for is timed. A device may do the work while it is issued.
+        if let Some(a) = self.account() {
             issue.begun.get_or_insert_with(Instant::now);
+            if !issue.told {
+                issue.told = a.begins(now_ns());
+            }
         }
-        issue
+        Issuing { device: self, issue, issued: false }
+    }
+
+    /// Does work on the device that is not in the queue, and charges its time.
+    pub(crate) fn timed<R>(&self, work: impl FnOnce() -> R) -> R {
+        let Some(a) = self.account() else { return work() };
+        let begun = now_ns();
+        let told = a.begins(begun);
+        let result = work();
+        if told {
+            a.works_since(None);
+        }
+        a.took(now_ns().saturating_sub(begun));
+        result
     }
 
     /// Lock rank: after a block's views, before nothing.
@@ -378,7 +456,9 @@ impl DeviceHandle {
     /// Ends the issue of one invocation; waits while more than the device's depth are in flight. Invocations are fenced,
     /// and so handed to the device, in batches; [`DeviceHandle::flush`] hands over what is left when a worker has
     /// nothing else to issue.
-    pub(crate) fn invocation_issued<'a>(&'a self, mut issue: MutexGuard<'a, Issue>) -> Result<()> {
+    pub(crate) fn invocation_issued<'a>(&'a self, mut issuing: Issuing<'a>) -> Result<()> {
+        issuing.issued = true;
+        let issue = &mut *issuing.issue;
         self.invocations.fetch_add(1, Ordering::Relaxed);
         issue.unfenced += 1;
         // With a small depth order counts, and every invocation is awaited for itself.
@@ -392,16 +472,43 @@ impl DeviceHandle {
         } else {
             issue.fence(self.depth, self.account())?
         };
+        drop(issuing);
         while let Some(fence) = oldest {
-            let completion = issue.queue.completion(fence)?;
-            drop(issue);
+            let completion = self.lock().queue.completion(fence)?;
             if let Some(c) = completion {
                 c.wait()?;
             }
-            issue = self.lock();
-            oldest = issue.surplus(self.depth, self.account())?;
+            oldest = self.lock().surplus(self.depth, self.account())?;
         }
         Ok(())
+    }
+}
+
+/// Looks after a device while no worker does: what has ended is charged for no longer. Ends with the device.
+fn watch(device: &Weak<DeviceHandle>, wanted: &Receiver<()>) {
+    while wanted.recv().is_ok() {
+        // Mostly somebody waits for it anyhow.
+        std::thread::sleep(LOOK);
+        // The device is not kept while this waits: it is its runtime's to give back.
+        let Some(last) = device.upgrade().map(|d| d.last_in_flight()) else { return };
+        if let Some(c) = last {
+            // A failure meets whoever uses the device next.
+            let _ = c.wait();
+        }
+        let Some(d) = device.upgrade() else { return };
+        if d.is_quiet()
+            && let Some(gate) = d.served.get().and_then(|(g, _)| g.upgrade())
+        {
+            gate.is_quiet();
+        }
+    }
+}
+
+impl Drop for DeviceHandle {
+    fn drop(&mut self) {
+        // The account is the process's, and may outlive this.
+        let issue = self.queue.get_mut().unwrap_or_else(PoisonError::into_inner);
+        issue.leave(self.served.get().and_then(|(_, account)| account.as_deref()));
     }
 }
 
@@ -426,12 +533,19 @@ impl Issue {
     fn fence(&mut self, depth: usize, account: Option<&Account>) -> Result<Option<Fence>> {
         self.unfenced = 0;
         let begun = self.begun.take();
-        let fence = self.fence_now()?;
+        let fence = self.fence_now().inspect_err(|_| self.leave(account))?;
         if self.in_flight.back().is_none_or(|f| f.fence != fence) {
             let fenced = Instant::now();
             self.in_flight.push_back(InFlight { fence, begun: begun.unwrap_or(fenced), fenced });
         }
         self.surplus(depth, account)
+    }
+
+    /// Nothing is in the device any more, as far as the service is concerned.
+    fn leave(&mut self, account: Option<&Account>) {
+        if let Some(a) = account.filter(|_| std::mem::take(&mut self.told)) {
+            a.works_since(None);
+        }
     }
 
     /// Whether there may be a surplus, without asking the device.
@@ -444,13 +558,19 @@ impl Issue {
     fn surplus(&mut self, depth: usize, account: Option<&Account>) -> Result<Option<Fence>> {
         let batches = if depth > DEPTH_PRIORITY { depth / BATCH } else { depth };
         while let Some(&InFlight { fence, begun, fenced }) = self.in_flight.front() {
-            if !self.queue.done(fence)? {
+            let done = self.queue.done(fence).inspect_err(|_| self.leave(account))?;
+            if !done {
                 let late = self.in_flight.len() > DEPTH_PRIORITY && fenced.elapsed() > MAX_AHEAD;
                 return Ok((late || self.in_flight.len() > batches).then_some(fence));
             }
             self.in_flight.pop_front();
             if let Some(a) = account {
                 let now = Instant::now();
+                if self.in_flight.is_empty() && self.begun.is_none() {
+                    self.leave(account);
+                } else if self.told {
+                    a.works_since(Some(now_ns()));
+                }
                 a.took(now.duration_since(begun.max(self.done)).as_nanos() as u64);
                 self.done = now;
             }

@@ -543,7 +543,7 @@ fn dispatch(
                 *spans = Some(d.device.alloc_mapped(places.len())?);
             }
             let Some(there) = spans else { return Err("no memory for spans".into()) };
-            let mut issue = d.issue();
+            let mut issue = d.lock();
             // SAFETY: the spans are this task's, and nothing on the device reads them: `Resident::run` comes back when the
             // grid has completed what it was given, or has ended with all that ran on it. Nobody else can end the grid
             // before: the task holds it. No other command of the queue uses that memory.
@@ -553,7 +553,8 @@ fn dispatch(
             let before = issue.queue.completion(fence)?;
             drop(issue);
             before.map_or(Ok(()), |c| c.wait())?;
-            task.run(at(there)?, geometry.items.iter().product())?;
+            let there = at(there)?;
+            d.timed(|| task.run(there, geometry.items.iter().product()))?;
             d.invocations.fetch_add(1, Ordering::Relaxed);
             Ok(())
         }
@@ -608,7 +609,7 @@ fn dispatch(
                         one(l, &mut |g, args| run_kernel(&core.runtime.pool, &l.kernel, g, args))?;
                     }
                 }
-                (Some(q), [l]) => one(l, &mut |g, args| q.queue.launch(&l.kernel, g, args))?,
+                (Some(q), [l]) => one(l, &mut |g, args| q.queue().launch(&l.kernel, g, args))?,
                 (Some(q), all) => {
                     // Three allocations for a whole list, on the way to a driver that makes more. Each space is read
                     // once: `set_geometry` may change it meanwhile, and arguments say how large it is.
@@ -626,7 +627,7 @@ fn dispatch(
                         rest = others;
                         list.push(Listed { kernel: &l.kernel, geometry, args: mine, writes: l.writes });
                     }
-                    q.queue.launch_list(&list, recorded)?;
+                    q.queue().launch_list(&list, recorded)?;
                 }
             }
             match issue {

@@ -211,7 +211,10 @@ impl RuntimeBuilder {
             let others: Vec<_> = devices.iter().filter(|d| !d.is_host()).map(Arc::downgrade).collect();
             pool.on_idle(Box::new(move |asleep| {
                 let Some(gate) = gate.upgrade() else { return false };
-                gate.rests(asleep + 1, others.iter().filter_map(std::sync::Weak::upgrade).all(|d| d.is_quiet()));
+                gate.rests(
+                    asleep + 1,
+                    others.iter().filter_map(std::sync::Weak::upgrade).all(|d| d.is_quiet_or_watched()),
+                );
                 true
             }));
         }

@@ -141,9 +141,9 @@ struct Process {
 
 impl Process {
     /// It gives up an account on a device: what it has used over that will be counted.
-    fn settle(&mut self, device: usize, account: Account<'_>) {
+    fn settle(&mut self, device: usize, account: Account<'_>, until_ns: u64) {
         if let Some(ns) = self.late_ns.get_mut(device) {
-            *ns = ns.saturating_add(account.count(u64::MAX));
+            *ns = ns.saturating_add(account.count(until_ns, u64::MAX));
         }
     }
 }

@@ -48,16 +48,24 @@ pub(super) struct Account<'a> {
 }
 
 impl Account<'_> {
-    /// What the program says it has used and was not counted yet. One that takes back what it said has used nothing.
-    fn uncounted_ns(&self) -> u64 {
-        self.program.spent.load(Ordering::Relaxed).saturating_sub(self.counted_ns.get())
+    /// What the program says it has used by now and was not counted yet. One that takes back what it said has used nothing.
+    fn uncounted_ns(&self, now_ns: u64) -> u64 {
+        self.program.used_ns(|| now_ns).saturating_sub(self.counted_ns.get())
     }
 
     /// Counts that, as far as there is room for.
-    pub(super) fn count(&self, room_ns: u64) -> u64 {
-        let ns = self.uncounted_ns().min(room_ns);
+    pub(super) fn count(&self, now_ns: u64, room_ns: u64) -> u64 {
+        let ns = self.uncounted_ns(now_ns).min(room_ns);
         self.counted_ns.set(self.counted_ns.get() + ns);
         ns
+    }
+
+    /// For how long what is in the device now is there, ns; 0 when nothing is.
+    pub(super) fn there_ns(&self, now_ns: u64) -> u64 {
+        match self.program.since.load(Ordering::Relaxed) {
+            0 => 0,
+            since => now_ns.saturating_sub(since),
+        }
     }
 }
 
@@ -111,11 +119,12 @@ impl<W: World> Service<W> {
     /// A connection has ended, or is to be ended.
     pub fn disconnect(&mut self, id: SessionId) {
         // Its process stays a member of its devices until it ends: what it owes it could otherwise leave behind.
+        let until_ns = self.next_tick_ns();
         let Some(s) = self.sessions.remove(&id) else { return };
         if let Some(p) = self.processes.get_mut(&s.peer.pid) {
             s.accounts()
                 .filter_map(|(on, account)| Some((on?, account)))
-                .for_each(|(on, account)| p.settle(on, account));
+                .for_each(|(on, account)| p.settle(on, account, until_ns));
         }
     }
 
@@ -150,21 +159,27 @@ impl<W: World> Service<W> {
         words.precedence.store((p.class == Class::Interactive).into(), Ordering::Relaxed);
         let account_of = Account { words, program, counted_ns: &s.counted_ns[account] };
         // Of what was used before nothing is known, and nothing is owed.
-        account_of.counted_ns.set(program.spent.load(Ordering::Relaxed));
+        account_of.counted_ns.set(program.used_ns(|| self.now_ns));
         publish(&account_of, d.allowance(pid.into(), &account_of), None);
         let metered = d.metered;
         self.refreshed_ns = 0;
         Ok(Reply::Joined { account: account as u8, metered })
     }
 
+    /// Whoever goes with work in a device is taken to have it there until then.
+    fn next_tick_ns(&self) -> u64 {
+        self.now_ns.saturating_add(self.tick_ns())
+    }
+
     pub(super) fn leave(&mut self, id: SessionId, pid: u32, number: u8) -> Result<Reply, Refusal> {
         let none = || Refusal::Invalid(format!("there is no account {number}"));
+        let until_ns = self.next_tick_ns();
         let s = self.sessions.get_mut(&id).ok_or_else(none)?;
         let device = s.accounts.get_mut(usize::from(number)).and_then(Option::take).ok_or_else(none)?;
         if let Some(p) = self.processes.get_mut(&pid)
             && let Some((_, account)) = s.accounts().nth(number.into())
         {
-            p.settle(device, account);
+            p.settle(device, account, until_ns);
         }
         Ok(Reply::Done)
     }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
 use forebay_policy::credit::{Report, TICK_NS};
+use forebay_policy::overlap::{self, Presence};
 use forebay_policy::share::{self, WHOLE};
 use forebay_proto::bell;
 use forebay_proto::page::{DeviceLoad, ProgramWords, Standing};
@@ -43,31 +44,47 @@ impl<W: World> Service<W> {
         }
         self.now_ns = now_ns;
         for (at, d) in self.devices.iter_mut().enumerate() {
-            // Two vectors a tick: members are few, and looked up in order.
+            // A few vectors a tick: members are few, and looked up in order.
             let accounts = self.sessions.values();
             let accounts = accounts.flat_map(|s| s.on(at).map(move |account| (s.peer.pid.into(), account)));
             let mut accounts: Vec<(u64, Account<'_>)> = accounts.collect();
             accounts.sort_unstable_by_key(|(pid, _)| *pid);
             // No program can have used more than the device could do meanwhile.
             let most = passed.saturating_mul(d.about.units.into()).saturating_mul(2);
+            let accounts_of = |id: u64| {
+                let from = accounts.partition_point(|(pid, _)| *pid < id);
+                accounts[from..].iter().take_while(move |(pid, _)| *pid == id).map(|(_, account)| account)
+            };
+            let mut own_ns = BTreeMap::<u64, u64>::new();
+            if !d.metered {
+                let counted = |account: &Account<'_>| Presence {
+                    since_ns: account.there_ns(now_ns),
+                    // What does not fit is counted at the next ticks.
+                    ns: account.count(now_ns, most),
+                };
+                let mut said: Vec<(u64, Presence)> = accounts.iter().map(|(pid, a)| (*pid, counted(a))).collect();
+                // Of connections that have ended.
+                for id in d.bank.views().map(|v| v.member.id) {
+                    let late = self.processes.get_mut(&(id as u32)).and_then(|p| p.late_ns.get_mut(at));
+                    if let Some(late) = late.filter(|late| **late > 0) {
+                        let ns = most.min(*late);
+                        *late -= ns;
+                        said.push((id, Presence { ns, since_ns: 0 }));
+                    }
+                }
+                let presences: Vec<Presence> = said.iter().map(|(_, p)| *p).collect();
+                let own = overlap::own(d.about.units, passed, &presences);
+                said.iter().zip(own).for_each(|((id, _), ns)| *own_ns.entry(*id).or_default() += ns);
+            }
             let mut reports: Vec<(u64, Report)> = Vec::with_capacity(accounts.len());
             let (mut used, mut tasks) = (0u64, 0u64);
             for v in d.bank.views() {
                 let (id, was) = (v.member.id, v.spent_ns);
-                let from = accounts.partition_point(|(pid, _)| *pid < id);
-                let mine = accounts[from..].iter().take_while(|(pid, _)| *pid == id).map(|(_, account)| account);
-                let said = mine.clone().fold(Said::default(), |all, account| all.and(account.program));
-                let process = self.processes.get_mut(&(id as u32));
+                let said = accounts_of(id).fold(Said::default(), |all, account| all.and(account.program));
                 let now = if d.metered {
                     self.world.cpu_time_ns(id as u32)
                 } else {
-                    // What does not fit is counted at the next ticks. Of connections that have ended first.
-                    let late = process.and_then(|p| p.late_ns.get_mut(at)).map_or(0, |late| {
-                        let ns = most.min(*late);
-                        *late -= ns;
-                        ns
-                    });
-                    Some(was.saturating_add(mine.fold(late, |ns, account| ns + account.count(most - ns))))
+                    Some(was.saturating_add(own_ns.get(&id).copied().unwrap_or(0)))
                 };
                 let Some(spent_ns) = now else { continue };
                 // Nobody says: then it is taken to want everything.
@@ -309,11 +326,12 @@ mod tests {
     }
 
     /// What a device that programs report themselves has given to two of them in a few seconds, both of which always have
-    /// tasks of 1 ms: the first over as many connections as `first` says, and making a new one in the place of one every
-    /// so many ticks; the second over one.
+    /// tasks of 1 ms, one at a time over each connection: the first over as many as `first` says, and making a new one in
+    /// the place of one every so many ticks; the second over one. The device serves whoever has work in it by turns.
     fn given(first: u64, renew: usize) -> [u64; 2] {
         const DEVICE: &str = "pocl";
         const TASK_NS: u64 = 1_000_000;
+        const TURN_NS: u64 = 50_000;
         let mut s = service(2);
         s.add_device(DEVICE, 1, Order::Share).unwrap();
         fn join(s: &mut Service<Few>, id: u64, pid: u32) {
@@ -324,19 +342,31 @@ mod tests {
         let mut all: Vec<(u64, u32)> = (0..=first).map(|n| (100 + n, if n < first { 2 } else { 3 })).collect();
         all.iter().for_each(|(id, pid)| join(&mut s, *id, *pid));
         let (mut now, mut next, mut given) = (1, 0, [0; 2]);
+        let mut left = BTreeMap::<u64, u64>::new();
         for tick in 1..=1000 {
-            for _ in 0..TICK_NS / TASK_NS {
-                // By turns, whoever may.
-                let may = |s: &Service<Few>, (id, _): &(u64, u32)| {
+            for turn in 0..TICK_NS / TURN_NS {
+                let at = now + turn * TURN_NS;
+                for (id, _) in &all {
                     let (client, program) = s.pages(*id).unwrap();
-                    client.accounts[0].allowance.load(Ordering::Relaxed)
-                        > program.accounts[0].spent.load(Ordering::Relaxed)
-                };
+                    let mine = &program.accounts[0];
+                    let may = client.accounts[0].allowance.load(Ordering::Relaxed) > mine.used_ns(|| at);
+                    if may && left.get(id).is_none_or(|left| *left == 0) {
+                        mine.since.store(at, Ordering::Relaxed);
+                        left.insert(*id, TASK_NS);
+                    }
+                }
                 next += 1;
                 let mut turns = (0..all.len()).map(|n| all[(next + n) % all.len()]);
-                let Some((id, pid)) = turns.find(|of| may(&s, of)) else { continue };
-                s.pages(id).unwrap().1.accounts[0].spent.fetch_add(TASK_NS, Ordering::Relaxed);
-                given[pid as usize - 2] += TASK_NS;
+                let Some((id, pid)) = turns.find(|(id, _)| left.get(id).is_some_and(|left| *left > 0)) else {
+                    continue;
+                };
+                given[pid as usize - 2] += TURN_NS;
+                left.entry(id).and_modify(|left| *left -= TURN_NS);
+                if left[&id] == 0 {
+                    let mine = &s.pages(id).unwrap().1.accounts[0];
+                    let issued = mine.since.swap(0, Ordering::Relaxed);
+                    mine.spent.fetch_add(at + TURN_NS - issued, Ordering::Relaxed);
+                }
             }
             if renew > 0 && tick % renew == 0 {
                 let (id, pid) = all.remove(0);
