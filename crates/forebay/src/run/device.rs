@@ -327,11 +327,18 @@ impl DeviceHandle {
     /// Whether everything that was issued is done, asked by a worker that goes to sleep; if not, somebody will look.
     pub(crate) fn is_quiet_or_watched(&self) -> bool {
         let quiet = self.is_quiet();
-        if let Some(watcher) = self.watcher.get().filter(|_| !quiet) {
+        if !quiet {
+            self.ask_to_look();
+        }
+        quiet
+    }
+
+    /// Where the device is charged for, somebody will look when what was issued so far is done.
+    pub(crate) fn ask_to_look(&self) {
+        if let Some(watcher) = self.watcher.get() {
             // Full: it was asked already.
             let _ = watcher.try_send(());
         }
-        quiet
     }
 
     fn account(&self) -> Option<&Account> {

@@ -259,6 +259,8 @@ pub(crate) fn run_here(node: &Node, worker: &Worker) {
     let device = run_owned(node, worker, |node, worker| _ = exec::stand_in_line(node, worker, false));
     // No worker runs out of work after this, which is when the rest is handed over.
     device.flush();
+    // Nor does one find out when it is done, if nobody asks for the result.
+    device.ask_to_look();
 }
 
 /// # Safety

@@ -8,7 +8,8 @@
 //! 3. The kernel says what the process has used of the CPU, whichever thread it was. A worker asks it when the tasks since
 //!    the last time took about [`LOOK_NS`]. Of other devices the runtime says what was used: from the issue of work, or
 //!    the end of what was before it, until it is found done; and meanwhile, since when there is work. When the last worker
-//!    goes to sleep and nobody waits for the device, somebody else finds that out.
+//!    goes to sleep, or a thread of the program has issued something, and nobody waits for the device, somebody else finds
+//!    that out.
 //! 4. An interactive process tells when its first worker begins and when the last one runs out of work.
 
 use std::cell::Cell;
