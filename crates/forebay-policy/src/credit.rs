@@ -8,11 +8,12 @@
 //!    have done besides. So the rate follows the device, whatever else uses it.
 //! 3. It is given by shares ([`crate::share::shares`]). A member whose demand is less than its share counts with its
 //!    demand and [`MARGIN`]; the rest flows to others, at last to `background` ones.
-//! 4. A member holds at most [`SLACK_NS`] a unit and its part of [`FLOAT_NS`] and of what others owe ([`MAX_OWED_NS`]):
-//!    where many begin at once they have some of its time before theirs, and it gets that back. What it cannot hold is
-//!    lost, so that others do not overtake it only because the operating system lets them run more. If more than one part
-//!    in [`TOLERATED`] of the device is idle because of that, those that have little left get that time on top; but not
-//!    what somebody with credit falls short of its share by: that one is being held up, and would be more.
+//! 4. A member holds at most [`SLACK_NS`] a unit and its part of [`FLOAT_NS`]; beyond that, all together at most what the
+//!    others owe ([`MAX_OWED_NS`]), whoever it is that they lack it of: where many begin at once they have some of its time
+//!    before its turn, and it gets that back. What it cannot hold is lost, so that others do not overtake it only because the
+//!    operating system lets them run more. If more than one part in [`TOLERATED`] of the device is idle because of that,
+//!    those that have little left get that time on top; but not what somebody with credit falls short of its share by:
+//!    that one is being held up, and would be more.
 //! 5. `interactive` members are filled first, up to [`RESERVE`] of what the device delivers; beyond that they are
 //!    normal ones.
 //! 6. A member that has credit and does nothing for [`IDLE_TICKS`] is idle: it counts for nothing, and begins again
@@ -326,7 +327,7 @@ impl Bank {
         self.carry_ns = due.saturating_sub(pot).min(FLOAT_NS * self.units);
         let debts = self.accounts.values().filter(|a| a.member.active).map(|a| a.balance.min(0).unsigned_abs());
         let owed = debts.fold(0u64, u64::saturating_add).min(MAX_OWED_NS * self.units);
-        let float = i128::from(float_ns * self.units + owed);
+        let float = i128::from(float_ns * self.units);
         let gained = (u128::from(pot) * u128::from(RESERVE) / u128::from(WHOLE)) as u64;
         self.reserve_ns = self.reserve_ns.saturating_add(gained).min(MAX_RESERVE_NS * self.units);
         let mut pot = signed(pot);
@@ -340,6 +341,7 @@ impl Bank {
                 pot -= gets;
             } else if !a.member.active {
                 // No faster than if it were active: else a pause of a few ticks would pay, and so would it to suspend oneself.
+                a.balance = a.balance.min(slack);
                 a.balance += room.min((i128::from(most_ns) * i128::from(a.due) / i128::from(WHOLE)) as i64);
             } else if self.order != Order::Share && a.waited_ns >= STARVED_NS {
                 let gets = room.min(pot);
@@ -379,10 +381,25 @@ impl Bank {
         let missing = signed(self.spare) - signed(all / TOLERATED) - signed(short);
         self.bonus = (self.bonus + missing / signed(AVERAGE * AVERAGE)).clamp(0, signed(all / AVERAGE));
         let extra = self.bonus;
+        let gets =
+            |a: &Account| part(pot, a.share, WHOLE) + if waits(a) { part(extra, weight(a, any), waiting) } else { 0 };
+        // Debts are what others lack, to the nanosecond. One that is held up alone lacks all of it, however small its share.
+        let beyond = |a: &Account, balance: i64| {
+            let own = slack + (float * i128::from(a.share) / i128::from(WHOLE)) as i64;
+            balance.saturating_sub(own).max(0)
+        };
+        let (mut held, mut wanted) = (0i64, 0i64);
+        for a in self.accounts.values().filter(|a| a.member.active) {
+            let before = beyond(a, a.balance);
+            held = held.saturating_add(before);
+            wanted = wanted.saturating_add(beyond(a, a.balance.saturating_add(gets(a))) - before);
+        }
+        let room = signed(owed).saturating_sub(held).clamp(0, wanted);
         for a in self.accounts.values_mut() {
-            let cap = slack + (float * i128::from(a.share) / i128::from(WHOLE)) as i64;
-            let gets = part(pot, a.share, WHOLE) + if waits(a) { part(extra, weight(a, any), waiting) } else { 0 };
-            a.balance = a.balance.saturating_add(gets).min(cap.max(a.balance));
+            let gets = gets(a);
+            let more = beyond(a, a.balance.saturating_add(gets)) - beyond(a, a.balance);
+            let kept = (i128::from(more) * i128::from(room)).checked_div(wanted.into()).unwrap_or(0) as i64;
+            a.balance = a.balance.saturating_add(gets - more + kept);
         }
     }
 }

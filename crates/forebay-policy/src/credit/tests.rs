@@ -166,6 +166,46 @@ fn one_large_share_is_as_exact_as_equal_ones() {
 }
 
 #[test]
+fn one_that_is_held_up_alone_gets_all_of_it_back() {
+    // It can do one short thing at a time, the others two long ones each: while they do, it has its turn and no more.
+    for (share, others, task_us) in
+        [(340_000, 2, 60_000), (340_000, 4, 60_000), (250_000, 4, 40_000), (500_000, 2, 60_000)]
+    {
+        let mut m = Machine::new(1, Order::Share);
+        m.add(1, Class::Custom(share), 0, busy(1, 100));
+        (0..others).for_each(|n| m.add(2 + n, Class::Normal, 0, busy(2, task_us)));
+        m.run(3000);
+        let got = m.run(20_000);
+        assert!(near(got[&1], u64::from(share), 1), "{others} others: {got:?}");
+    }
+}
+
+#[test]
+fn nothing_is_saved_up_by_sleeping() {
+    // While others owe, it held its part of that; then it rests, and is not kept from anything any more.
+    let mut m = Machine::new(1, Order::Share);
+    m.add(1, Class::Custom(200_000), 0, busy(1, 100));
+    m.add(2, Class::Custom(200_000), 0, busy(1, 100));
+    (3..5).for_each(|id| m.add(id, Class::Normal, 0, busy(3, 60_000)));
+    let (mut most, slack) = (0, SLACK_NS as i64);
+    for _ in 0..500 {
+        m.run(10);
+        most = most.max(m.bank.accounts[&2].balance);
+        if most > 2 * slack && m.bank.accounts[&2].balance == most {
+            break;
+        }
+    }
+    assert!(most > 2 * slack, "it never held anything: {most}");
+    m.programs.remove(&2);
+    m.run(u64::from(IDLE_TICKS + 2) * TICK_NS / 1_000_000);
+    assert!(m.bank.accounts[&2].balance <= slack, "{:?}", m.bank.accounts[&2]);
+    // The claims of one that rests are nobody's: the other one has all of what is owed.
+    m.run(2000);
+    let got = m.run(20_000);
+    assert!(got[&1] >= 190_000, "{got:?}");
+}
+
+#[test]
 fn a_pause_wins_nothing() {
     // One works for as long as a fresh program may and sleeps until it is idle; one has tasks that are so short, and so
     // few of them at a tick, that it seems to do nothing.
