@@ -7,57 +7,88 @@ use std::process::{Command, ExitCode};
 const MAX_BUNDLE: u64 = 60 << 20;
 
 const RUN: &str = r#"#!/bin/sh
-# Runs on a host with a GPU and no toolchain: ./run [PART...], all parts without; results go to $OUT (default: ./results).
-# The first failure is reported at the end, so that one broken part does not hide the others.
+# Runs on a host with a GPU and no toolchain: ./run [PART...], all parts without; results go to $OUT (default: ./results),
+# with what every command said in $OUT/log and the machine in $OUT/machine.txt. A command that fails or hangs does not hide
+# the others: what failed is said at the end. Parts can be run one by one; short ones that say most come first.
 cd "$(dirname "$0")" || exit 1
 OUT="${OUT:-$PWD/results}"
 export FOREBAY_COMMIT="@COMMIT@" FOREBAY_CACHE="${FOREBAY_CACHE:-$OUT/cache}" FOREBAY_MODELS="$OUT/models"
-mkdir -p "$OUT"
-status=0
-try() { echo "== $*"; "$@" || { echo "FAILED: $*"; status=1; }; }
+mkdir -p "$OUT/log"
+failed="" n=0
+# try SECONDS COMMAND...: its output here and in the log; after so long it is told to end, and killed soon after.
+try() {
+  limit=$1; shift
+  n=$((n + 1))
+  log="$OUT/log/$(printf %02d $n)-$(basename "$1")-$(echo "${2:-} ${3:-}" | tr -c 'a-z0-9\n' - | sed 's/--*/-/g; s/-$//').txt"
+  echo "== $* (at most $limit s)"
+  begun=$(date +%s)
+  { timeout -k 20 "$limit" "$@" 2>&1; echo $? > "$log.status"; } | tee "$log"
+  code=$(cat "$log.status"); rm -f "$log.status"
+  echo "== ended with $code after $(($(date +%s) - begun)) s"
+  [ "$code" = 0 ] || failed="$failed
+  $* ($([ "$code" = 124 ] && echo "not ended after $limit s" || echo "status $code"); $log)"
+}
+machine() {
+  date; uname -a; cat /proc/driver/nvidia/version /sys/module/nvidia/version
+  nvidia-smi; nvidia-smi -q; lscpu; id; ulimit -a; ls -l /dev/nvidia*; readlink /proc/self/ns/pid
+}
+machine > "$OUT/machine.txt" 2>&1
 conformance() {
-  try ./forebay doctor --calibrate
-  try ./forebay bench conformance --out "$OUT"
-  for test in ./tests/*; do try "$test" --test-threads=2; done
-  # The grid on this device, a little of everything; one that does not end must not hold up the rest.
-  try timeout 300 ./forebay bench resident --device cuda --quick
+  try 300 ./forebay doctor --calibrate
+  try 900 ./forebay bench conformance --out "$OUT"
+  # The grid on this device, a little of everything.
+  try 600 ./forebay bench resident --device cuda --quick
+  for test in ./tests/*; do try 600 "$test" --test-threads=2; done
 }
 gesture() {
-  try ./forebay demo gesture --device cuda --frames 600 --rate max --quiet
-  try ./forebay demo gesture --device cuda --frames 150 --quiet --trace "$OUT/gesture.pftrace"
-  try ./forebay demo gesture --device cpu --frames 100 --rate max --quiet
-  try ./forebay bench gesture --device cuda --out "$OUT"
+  try 300 ./forebay demo gesture --device cuda --frames 600 --rate max --quiet
+  try 300 ./forebay demo gesture --device cuda --frames 150 --quiet --trace "$OUT/gesture.pftrace"
+  try 300 ./forebay demo gesture --device cpu --frames 100 --rate max --quiet
+  try 1200 ./forebay bench gesture --device cuda --out "$OUT"
 }
 dataflow() {
-  try ./forebay bench ptask --device cuda --full --out "$OUT"
+  try 1200 ./forebay bench ptask --device cuda --full --out "$OUT"
   # Whether invocations beside each other are worth their events (docs/transfer.md).
-  try env FOREBAY_LISTS_BESIDE=on ./forebay bench ptask --device cuda --full --out "$OUT/lists-beside"
-  try ./forebay bench fusion --device cuda --out "$OUT"
-  try ./forebay bench schedulers --out "$OUT"
-  try ./forebay bench dispatch --out "$OUT"
+  try 1200 env FOREBAY_LISTS_BESIDE=on ./forebay bench ptask --device cuda --full --out "$OUT/lists-beside"
+  try 600 ./forebay bench fusion --device cuda --out "$OUT"
+  try 900 ./forebay bench schedulers --out "$OUT"
+  try 900 ./forebay bench dispatch --out "$OUT"
 }
 sharing() {
   # The log of context switches with two programs that share the GPU by the driver's turns; then the service's windows.
   ./forebay demo sharing-program --device cuda --task-us 1000 > /dev/null & one=$!
   ./forebay demo sharing-program --device cuda --task-us 5000 > /dev/null & two=$!
   sleep 5
-  try ./forebay trace --seconds 2 "$OUT/switches.pftrace"
+  try 60 ./forebay trace --seconds 2 "$OUT/switches.pftrace"
   kill $one $two
-  try ./forebay bench sharing --device cuda --out "$OUT"
+  try 1800 ./forebay bench sharing --device cuda --out "$OUT"
 }
-transfer() { try ./forebay bench transfer --out "$OUT"; }
-resident() { try timeout 1200 ./forebay bench resident --device cuda --out "$OUT"; }
+transfer() { try 3000 ./forebay bench transfer --device cuda --out "$OUT"; }
+resident() { try 2400 ./forebay bench resident --device cuda --out "$OUT"; }
 placement() {
-  try ./forebay bench placement --out "$OUT"
-  try ./forebay bench goals --out "$OUT"
+  try 2400 ./forebay bench placement --out "$OUT"
+  try 900 ./forebay bench goals --out "$OUT"
 }
-for part in ${*:-conformance gesture dataflow sharing transfer resident placement}; do
+# NVIDIA's checkers over a little of everything that stays on the device, where they are. They do not all know memory that is
+# mapped beside CUDA, so what they say is to be read (the grid goes without such memory where that is refused).
+sanitize() {
+  checker=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
+  [ -n "$checker" ] || { echo "there is no compute-sanitizer here"; return; }
+  for part in "round trips" throughput "the heap" "tasks that make tasks"; do
+    for tool in memcheck racecheck; do
+      try 300 "$checker" --tool "$tool" --error-exitcode 9 ./forebay bench resident --device cuda --quick --part "cuda: $part"
+    done
+  done
+}
+for part in ${*:-conformance gesture dataflow sharing transfer resident placement sanitize}; do
   case "$part" in
-    conformance | gesture | dataflow | sharing | transfer | resident | placement) "$part" ;;
-    *) echo "there is no part $part"; status=2 ;;
+    conformance | gesture | dataflow | sharing | transfer | resident | placement | sanitize) "$part" ;;
+    *) echo "there is no part $part" >&2; exit 2 ;;
   esac
 done
-exit $status
+[ -z "$failed" ] && exit 0
+echo "FAILED:$failed"
+exit 1
 "#;
 
 fn main() -> ExitCode {

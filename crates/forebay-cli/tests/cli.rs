@@ -112,6 +112,28 @@ fn a_reader_that_goes_away_ends_the_command_quietly() {
     assert!(!String::from_utf8_lossy(&out.stderr).contains("panicked"));
 }
 
+/// A benchmark's part that fails, dies or hangs costs what it would have found and nothing else.
+#[test]
+fn a_benchmark_goes_on_behind_parts_that_fail_die_or_hang() {
+    let dir = scratch("trial");
+    let o = forebay(&["bench", "trial", "--json", "--out", &dir.display().to_string()]);
+    let said = String::from_utf8_lossy(&o.stderr).into_owned();
+    assert!(!o.status.success() && said.contains("did not come to their end: fails, dies, hangs"), "{said}");
+    let v: serde_json::Value = serde_json::from_str(&stdout(&o)).unwrap();
+    let rows = v["rows"].as_array().unwrap();
+    let cases: Vec<&str> = rows.iter().map(|r| r["case"].as_str().unwrap()).collect();
+    assert_eq!(cases[..3], ["first", "before it failed", "fails: of its own accord"]);
+    assert!(cases[3].starts_with("dies: it ended with signal: 6"), "{cases:?}");
+    assert_eq!(cases[4..], ["hangs: it had not ended after 0.5 s", "last"]);
+    assert!(rows[2..5].iter().all(|r| r["met"] == false), "{rows:?}");
+    // And it is all written down.
+    let machine = std::fs::read_dir(&dir).unwrap().next().unwrap().unwrap().path();
+    let written: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(machine.join("trial.json")).unwrap()).unwrap();
+    assert_eq!(written["rows"], v["rows"]);
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
 /// Every way of running the gesture pipeline finds the same gestures, and says what it used.
 #[test]
 fn the_ways_of_the_gesture_benchmark_agree() {

@@ -3,27 +3,29 @@
 use forebay::Kind;
 use forebay::hal::{conformance, discover};
 
+use super::part::{self, Part};
 use super::schema::Row;
 
+/// A part for each kind of device.
+pub fn parts() -> Result<Vec<Part>, String> {
+    let kinds = part::kinds(&Kind::ALL, None)?;
+    Ok(kinds.into_iter().map(|k| Part::of_rows(k.name(), move |rows| run(k, rows))).collect())
+}
+
 /// A row per check and device: 1 passed, 0 failed.
-pub fn run() -> Vec<Row> {
-    let (devices, missing) = discover(&Kind::ALL);
-    for (kind, why) in missing {
-        eprintln!("{kind}: {why}");
-    }
-    let mut rows = Vec::new();
-    for d in devices {
+fn run(kind: Kind, rows: &mut Vec<Row>) -> Result<(), String> {
+    for d in discover(&[kind]).0 {
         for o in conformance::run(&*d) {
             let passed = o.failure.is_none();
             if let Some(why) = &o.failure {
-                eprintln!("{}: {}: {why}", d.info().kind, o.check);
+                eprintln!("{kind}: {}: {why}", o.check);
             }
             rows.push(Row {
                 target: "1".into(),
                 met: Some(passed),
-                ..Row::new(format!("{}: {}", d.info().kind, o.check), "passed", Some(f64::from(u8::from(passed))))
+                ..Row::new(format!("{kind}: {}", o.check), "passed", Some(f64::from(u8::from(passed))))
             });
         }
     }
-    rows
+    Ok(())
 }

@@ -4,6 +4,7 @@ mod conformance;
 mod dispatch;
 mod gesture;
 mod goals;
+pub mod part;
 mod peers;
 mod placement;
 mod ptask;
@@ -18,7 +19,8 @@ use std::path::PathBuf;
 
 pub use crate::plot::bytes;
 
-use schema::{Machine, Report};
+use part::Part;
+use schema::Report;
 
 /// What can be measured.
 #[derive(clap::Subcommand)]
@@ -130,6 +132,9 @@ pub enum Bench {
     },
     /// The conformance suite on every device here
     Conformance,
+    /// Parts with which nothing goes well
+    #[command(hide = true)]
+    Trial,
     /// Render all committed results as one page
     Report {
         /// Folder with a folder of results per machine
@@ -147,52 +152,69 @@ pub struct Output {
     /// Also write JSON, Markdown and SVG into DIR, in a folder named after the machine
     #[arg(long, global = true, value_name = "DIR")]
     out: Option<PathBuf>,
+    /// Only this part, for the process that runs one after the other
+    #[arg(long, global = true, hide = true)]
+    part: Option<String>,
+}
+
+/// What a benchmark is called, and its parts.
+fn parts(bench: &Bench) -> Result<(&'static str, Vec<Part>), String> {
+    Ok(match bench {
+        Bench::Gesture { device } => ("gesture", gesture::parts(*device)?),
+        Bench::Ptask { device, full } => ("ptask", ptask::parts(*device, *full)?),
+        Bench::Fusion { device } => ("fusion", ptask::chain_parts(*device)?),
+        Bench::Schedulers => ("schedulers", schedulers::parts()),
+        Bench::Sharing { device, quick } => ("sharing", sharing::parts(*device, *quick)?),
+        Bench::Placement => ("placement", placement::parts()),
+        Bench::Goals => ("goals", goals::parts()),
+        Bench::Resident { device, quick } => ("resident", resident::parts(*device, *quick)?),
+        Bench::Transfer { device, quick } => ("transfer", transfer::parts(*device, *quick)?),
+        Bench::Conformance => ("conformance", conformance::parts()?),
+        Bench::Dispatch { .. } => ("dispatch", vec![Part::of_rows("dispatch", dispatch::run)]),
+        Bench::Trial => ("trial", part::trial()),
+        _ => return Err("this has no parts".into()),
+    })
 }
 
 /// Runs one benchmark.
 pub fn run(bench: &Bench, output: &Output) -> Result<(), String> {
-    let text = |e: forebay::Error| e.to_string();
-    let report = match bench {
+    match bench {
         Bench::Report { dir } => return report::render(dir),
         Bench::GestureStage { stage, device } => return gesture::stage(stage, *device),
         Bench::GestureWay { way, device, count, rate } => return gesture::way(way, *device, *count, *rate),
-        Bench::Gesture { device } => Report::new("gesture", gesture::run(*device)?),
-        Bench::Ptask { device, full } => Report::new("ptask", ptask::run(*device, *full).map_err(text)?),
-        Bench::Fusion { device } => Report::new("fusion", ptask::chains(*device).map_err(text)?),
-        Bench::Schedulers => Report::new("schedulers", schedulers::run().map_err(text)?),
-        Bench::Sharing { device: Some(d), quick: true } => Report::new("sharing", sharing::try_out(*d)?),
-        Bench::Sharing { device, .. } => Report::new("sharing", sharing::run(*device)?),
-        Bench::Placement => Report::new("placement", placement::run()?),
-        Bench::Goals => {
-            let (rows, plots) = goals::run()?;
-            Report { plots, ..Report::new("goals", rows) }
-        }
         Bench::GoalsProgram { program, goal } => return goals::be(*program, *goal),
         Bench::PlacementAlike => return placement::be_alike(),
         Bench::PlacementStarpu { library } => return placement::be_starpu(library),
-        Bench::Resident { device, quick } => Report::new("resident", resident::run(*device, *quick)?),
         Bench::TransferLoad { load } => return transfer::load::be(*load),
-        Bench::Transfer { device, quick } => {
-            let (rows, plots) = transfer::run(*device, *quick)?;
-            Report { plots, ..Report::new("transfer", rows) }
-        }
-        Bench::Conformance => Report::new("conformance", conformance::run()),
         Bench::Dispatch { profile: Some(case) } => {
-            let ns = dispatch::profile(case).map_err(text)?;
+            let ns = dispatch::profile(case).map_err(|e| e.to_string())?;
             crate::say(&format!("{case}: {ns:.1} ns per item"));
             return Ok(());
         }
-        Bench::Dispatch { profile: None } => Report::new("dispatch", dispatch::run().map_err(text)?),
+        _ => {}
+    }
+    let (name, parts) = parts(bench)?;
+    if let Some(only) = &output.part {
+        return part::here(parts, only);
+    }
+    let mut report = Report::new(name, Vec::new());
+    let dir = output.out.as_ref().map(|dir| dir.join(report.machine.folder()));
+    let write = |report: &Report| match &dir {
+        Some(dir) => report.write(dir).map_err(|e| format!("{}: {e}", dir.display())),
+        None => Ok(()),
     };
+    let failed = part::all(parts, &mut report, write)?;
     if output.json {
         crate::say(&serde_json::to_string_pretty(&report).map_err(|e| e.to_string())?);
     } else {
         crate::say(&report.markdown());
     }
-    if let Some(dir) = &output.out {
-        let dir = dir.join(Machine::here().folder());
-        report.write(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
+    if let Some(dir) = dir {
         eprintln!("written to {}", dir.display());
     }
-    Ok(())
+    if failed.is_empty() {
+        Ok(())
+    } else {
+        Err(format!("these parts did not come to their end: {}", failed.join(", ")))
+    }
 }

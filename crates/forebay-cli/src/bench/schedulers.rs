@@ -10,6 +10,7 @@ use forebay::{
     Arg, Datablock, Drain, Feed, Graph, Kind, Launch, Mode, Result, Running, Runtime, Source, Task, Template,
 };
 
+use super::part::Part;
 use super::ptask::source;
 use super::schema::{Row, median};
 
@@ -169,8 +170,15 @@ fn real() -> Option<Machine> {
 }
 
 /// Runs the benchmark.
-pub fn run() -> Result<Vec<Row>> {
-    let mut rows = Vec::new();
+pub fn parts() -> Vec<Part> {
+    vec![
+        Part::of_rows("figure 13", figure_13),
+        Part::of_rows("figure 12, simulated", |rows| figure_12(&Machine::Simulated, rows)),
+        Part::of_rows("figure 12", |rows| real().map_or(Ok(()), |machine| figure_12(&machine, rows))),
+    ]
+}
+
+fn figure_13(rows: &mut Vec<Row>) -> Result<()> {
     let mut all: [Vec<Vec<f64>>; 2] = Default::default();
     for _ in 0..REPEATS {
         all[0].push(compete(Mode::Fifo)?);
@@ -196,24 +204,26 @@ pub fn run() -> Result<Vec<Row>> {
         met: Some(even <= 1.25),
         ..Row::new("figure 13: rate under fifo", "most / least", Some(even))
     });
-    for machine in [Some(Machine::Simulated), real()].into_iter().flatten() {
-        let name = match &machine {
-            Machine::Simulated => "simulated".into(),
-            Machine::Real(kind, _) => kind.to_string(),
-        };
-        for mode in [Mode::FirstAvailable, Mode::Priority, Mode::DataAware] {
-            let (mut one, mut two) = (Vec::new(), Vec::new());
-            for _ in 0..REPEATS {
-                one.push(rectangle(&machine, mode, 1, 4, 4)?);
-                two.push(rectangle(&machine, mode, 2, 4, 4)?);
-            }
-            let (one, two) = (median(one), median(two));
-            rows.push(Row {
-                ratio: Some(two / one),
-                ..Row::new(format!("figure 12: two {name} devices, {mode}"), "items/s", Some(two))
-                    .peer("one device", Some(one))
-            });
+    Ok(())
+}
+
+fn figure_12(machine: &Machine, rows: &mut Vec<Row>) -> Result<()> {
+    let name = match machine {
+        Machine::Simulated => "simulated".into(),
+        Machine::Real(kind, _) => kind.to_string(),
+    };
+    for mode in [Mode::FirstAvailable, Mode::Priority, Mode::DataAware] {
+        let (mut one, mut two) = (Vec::new(), Vec::new());
+        for _ in 0..REPEATS {
+            one.push(rectangle(machine, mode, 1, 4, 4)?);
+            two.push(rectangle(machine, mode, 2, 4, 4)?);
         }
+        let (one, two) = (median(one), median(two));
+        rows.push(Row {
+            ratio: Some(two / one),
+            ..Row::new(format!("figure 12: two {name} devices, {mode}"), "items/s", Some(two))
+                .peer("one device", Some(one))
+        });
     }
-    Ok(rows)
+    Ok(())
 }

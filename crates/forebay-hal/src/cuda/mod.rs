@@ -193,8 +193,9 @@ impl Drop for Context {
     }
 }
 
-/// How much memory kernels of the context that is current on this thread have for their own `malloc`, before the first such
-/// kernel runs (eight mebibytes otherwise); for programs that are compared with.
+/// How much memory kernels of the context that is current on this thread have for their own `malloc` (eight mebibytes
+/// otherwise); for programs that are compared with. To be said before any code is loaded there: what is loaded keeps the heap
+/// that there was.
 ///
 /// # Errors
 /// No driver, or that it refused.

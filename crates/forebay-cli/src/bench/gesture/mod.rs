@@ -18,6 +18,7 @@ use forebay::hal::Device;
 use forebay::hal::cpu::{CpuDevice, Pool};
 use serde::{Deserialize, Serialize};
 
+use super::part::{self, Part};
 use super::schema::{Row, median};
 use crate::demo::gesture::pipeline::Shape;
 use crate::demo::gesture::recording;
@@ -130,55 +131,49 @@ fn table(half: &str, kind: Kind, frame_bytes: usize, all: &[Vec<Run>]) -> Vec<Ro
     ]
 }
 
-/// Runs the benchmark on every device here, or on one kind.
-pub fn run(only: Option<Kind>) -> Outcome<Vec<Row>> {
+/// A part for every kind of device here, or for one: the ways find their device by kind, so the first one of each is measured.
+pub fn parts(only: Option<Kind>) -> Outcome<Vec<Part>> {
+    let kinds = part::kinds(&[Kind::Cpu, Kind::OpenCl, Kind::Cuda], only)?;
+    Ok(kinds.into_iter().map(|k| Part::of_rows(k.name(), move |rows| run(k, rows))).collect())
+}
+
+fn run(kind: Kind, rows: &mut Vec<Row>) -> Outcome<()> {
     let shape = Shape::of_recording()?;
-    let (devices, _) = forebay::hal::discover(&[Kind::Cpu, Kind::OpenCl, Kind::Cuda]);
-    let mut rows = Vec::new();
-    let mut done = Vec::new();
-    for d in devices.iter().filter(|d| only.is_none_or(|k| d.info().kind == k)) {
-        let kind = d.info().kind;
-        // The ways find their device by kind, so the first one of each is measured.
-        if done.contains(&kind) {
-            continue;
+    let once = apart("hand-coded", kind, 3, None)?.seconds / 3.0;
+    let n = ((LEAST / once) as usize).clamp(5, 5000);
+    let count = |way: &str| if way == "host-based" { n.min(HOST_FRAMES) } else { n };
+    let mut free: [Vec<Run>; 5] = Default::default();
+    for round in 0..REPEATS {
+        eprintln!("gesture: {kind}: round {} of {REPEATS}, {n} frames", round + 1);
+        for (runs, way) in free.iter_mut().zip(WAYS) {
+            runs.push(apart(way, kind, count(way), None)?);
         }
-        done.push(kind);
-        let once = apart("hand-coded", kind, 3, None)?.seconds / 3.0;
-        let n = ((LEAST / once) as usize).clamp(5, 5000);
-        let count = |way: &str| if way == "host-based" { n.min(HOST_FRAMES) } else { n };
-        let mut free: [Vec<Run>; 5] = Default::default();
-        for round in 0..REPEATS {
-            eprintln!("gesture: {kind}: round {} of {REPEATS}, {n} frames", round + 1);
-            for (runs, way) in free.iter_mut().zip(WAYS) {
-                runs.push(apart(way, kind, count(way), None)?);
-            }
-        }
-        // The same frames must give the same gestures whoever runs them.
-        for (i, way) in WAYS.iter().enumerate().skip(2) {
-            let (want, got) = (free[2][0].gestures, free[i][0].gestures);
-            if got != want {
-                return Err(format!("{kind}: hand-coded found {want} gestures, {way} {got}"));
-            }
-        }
-        let fps = medians(&free, |r| Some(r.latency_ms.len() as f64 / r.seconds));
-        let gpu = kind == Kind::Cuda;
-        let targets = [1.0, 5.0, if gpu { 1.12 } else { 1.0 }, 1.36, 1.71];
-        for (i, way) in WAYS.iter().enumerate().skip(1) {
-            // Off a GPU the only target is to be no slower than hand-coded.
-            let target = (gpu || i == 2).then_some(targets[i]);
-            let ratio = fps[0].zip(fps[i]).map(|(a, b)| a / b);
-            rows.push(Row {
-                ratio,
-                target: target.map_or(String::new(), |t| format!("dataflow / {way} ≥ {t}")),
-                met: target.zip(ratio).map(|(t, r)| r >= t),
-                ..row(format!("{kind}: unconstrained, against {way}"), "fps", &fps)
-            });
-        }
-        rows.extend(table("unconstrained", kind, shape.frame_bytes(), &free).into_iter().skip(1));
-        eprintln!("gesture: {kind}: at {CAMERA_RATE} fps");
-        let paced = WAYS.map(|way| apart(way, kind, CAMERA_FRAMES, Some(CAMERA_RATE)).map(|r| vec![r]));
-        let paced = paced.into_iter().collect::<Outcome<Vec<_>>>()?;
-        rows.extend(table("real-time", kind, shape.frame_bytes(), &paced));
     }
-    Ok(rows)
+    // The same frames must give the same gestures whoever runs them.
+    for (i, way) in WAYS.iter().enumerate().skip(2) {
+        let (want, got) = (free[2][0].gestures, free[i][0].gestures);
+        if got != want {
+            return Err(format!("{kind}: hand-coded found {want} gestures, {way} {got}"));
+        }
+    }
+    let fps = medians(&free, |r| Some(r.latency_ms.len() as f64 / r.seconds));
+    let gpu = kind == Kind::Cuda;
+    let targets = [1.0, 5.0, if gpu { 1.12 } else { 1.0 }, 1.36, 1.71];
+    for (i, way) in WAYS.iter().enumerate().skip(1) {
+        // Off a GPU the only target is to be no slower than hand-coded.
+        let target = (gpu || i == 2).then_some(targets[i]);
+        let ratio = fps[0].zip(fps[i]).map(|(a, b)| a / b);
+        rows.push(Row {
+            ratio,
+            target: target.map_or(String::new(), |t| format!("dataflow / {way} ≥ {t}")),
+            met: target.zip(ratio).map(|(t, r)| r >= t),
+            ..row(format!("{kind}: unconstrained, against {way}"), "fps", &fps)
+        });
+    }
+    rows.extend(table("unconstrained", kind, shape.frame_bytes(), &free).into_iter().skip(1));
+    eprintln!("gesture: {kind}: at {CAMERA_RATE} fps");
+    let paced = WAYS.map(|way| apart(way, kind, CAMERA_FRAMES, Some(CAMERA_RATE)).map(|r| vec![r]));
+    let paced = paced.into_iter().collect::<Outcome<Vec<_>>>()?;
+    rows.extend(table("real-time", kind, shape.frame_bytes(), &paced));
+    Ok(())
 }

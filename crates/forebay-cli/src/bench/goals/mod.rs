@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use forebay::Kind;
 use forebay_proto::wire::Class;
 
+use super::part::{Found, Part};
 use super::schema::Row;
 use crate::plot::{self, Series};
 use crate::sharing::Stage;
@@ -121,9 +122,6 @@ impl Drop for Runs {
 
 /// At the end of each phase: the figure, and by how much fidelity was lowered.
 type Ends = [(f64, u32); 3];
-/// Names, and SVG.
-type Plots = Vec<(String, String)>;
-
 /// The phases with a program: its figure at the end of each, with its fidelity; and all of it.
 fn play(case: &Case, goal: Option<f64>) -> Result<(Ends, Vec<Moment>)> {
     let stage = Stage::new(true)?;
@@ -145,41 +143,41 @@ fn play(case: &Case, goal: Option<f64>) -> Result<(Ends, Vec<Moment>)> {
 }
 
 /// All of it: the rows, and a plot of each program.
-pub fn run() -> Result<(Vec<Row>, Plots)> {
-    let (mut rows, mut plots) = (Vec::new(), Vec::new());
-    for case in &CASES {
-        let (p, unit) = (case.program, case.program.unit());
-        eprintln!("goals: {}", case.what);
-        // What it reaches alone, with everything.
-        let peak = {
-            let stage = Stage::new(true)?;
-            let runs = Runs::start(&stage, p, None)?;
-            std::thread::sleep(COUNTS);
-            runs.lately().0
-        };
-        let goal = peak * case.goal;
-        let (without, plain) = play(case, None)?;
-        let (with, pursued) = play(case, Some(goal))?;
-        for (((name, _), (value, level)), (other, _)) in PHASES.into_iter().zip(with).zip(without) {
-            let fidelity = if level > 0 { format!(" (fidelity lowered by {level})") } else { String::new() };
-            let row = Row::new(format!("{}, {name}{fidelity}", case.what), unit, Some(value));
-            let row = row.peer("the goal", Some(goal)).peer("without goals", Some(other));
-            rows.push(if p.is_latency() {
-                row.at_most("the goal", 2.0 - NEAR)
-            } else {
-                row.at_least("the goal", NEAR)
-            });
-        }
-        let line = |name: &str, of: &[Moment]| Series {
-            name: name.into(),
-            points: of.iter().map(|m| (m.at, m.value)).collect(),
-            bold: false,
-        };
-        let end = pursued.last().map_or(1.0, |m| m.at);
-        let flat = Series { name: "goal".into(), points: vec![(0.0, goal), (end, goal)], bold: true };
-        let series = [line("with a goal", &pursued), line("without", &plain), flat];
-        let name = format!("goals-{p:?}").to_lowercase();
-        plots.push((name, plot::over_time(case.what, unit, &series)));
+pub fn parts() -> Vec<Part> {
+    CASES.iter().map(|case| Part::new(case.what, move |found| run(case, found))).collect()
+}
+
+fn run(case: &Case, found: &mut Found) -> Result<()> {
+    let (p, unit) = (case.program, case.program.unit());
+    // What it reaches alone, with everything.
+    let peak = {
+        let stage = Stage::new(true)?;
+        let runs = Runs::start(&stage, p, None)?;
+        std::thread::sleep(COUNTS);
+        runs.lately().0
+    };
+    let goal = peak * case.goal;
+    let (without, plain) = play(case, None)?;
+    let (with, pursued) = play(case, Some(goal))?;
+    for (((name, _), (value, level)), (other, _)) in PHASES.into_iter().zip(with).zip(without) {
+        let fidelity = if level > 0 { format!(" (fidelity lowered by {level})") } else { String::new() };
+        let row = Row::new(format!("{}, {name}{fidelity}", case.what), unit, Some(value));
+        let row = row.peer("the goal", Some(goal)).peer("without goals", Some(other));
+        found.rows.push(if p.is_latency() {
+            row.at_most("the goal", 2.0 - NEAR)
+        } else {
+            row.at_least("the goal", NEAR)
+        });
     }
-    Ok((rows, plots))
+    let line = |name: &str, of: &[Moment]| Series {
+        name: name.into(),
+        points: of.iter().map(|m| (m.at, m.value)).collect(),
+        bold: false,
+    };
+    let end = pursued.last().map_or(1.0, |m| m.at);
+    let flat = Series { name: "goal".into(), points: vec![(0.0, goal), (end, goal)], bold: true };
+    let series = [line("with a goal", &pursued), line("without", &plain), flat];
+    let name = format!("goals-{p:?}").to_lowercase();
+    found.plots.push((name, plot::over_time(case.what, unit, &series)));
+    Ok(())
 }

@@ -21,6 +21,7 @@ mod starpu;
 use self::central::{Each, Heft, Omniscient, Told};
 use self::starpu::POLICIES;
 pub use self::starpu::be as be_starpu;
+use super::part::Part;
 use super::schema::{Row, median};
 use super::transfer::load::{Load, Running as Loaded};
 use crate::workloads::mix::{self, Work};
@@ -36,8 +37,9 @@ const WHILE: Duration = TURN.saturating_mul(4);
 const ROUNDS: usize = 3;
 /// A central scheduler that knows what everything takes, and when the load is there.
 const OMNISCIENT: &str = "omniscient";
-/// Times that a decision's cost is measured before and after each part.
-const DECISIONS: usize = 5;
+/// Times that a decision's cost is measured, and how far apart: a machine is faster and slower for a while.
+const DECISIONS: usize = 25;
+const APART: Duration = Duration::from_secs(1);
 /// Programs that are alike, and how long they run.
 const ALIKE: usize = 5;
 const SETTLE: Duration = Duration::from_secs(6);
@@ -48,8 +50,6 @@ type Result<T, E = String> = std::result::Result<T, E>;
 type Caller<'a> = Box<dyn Fn(&[Datablock]) -> Result<()> + Send + Sync + 'a>;
 /// Makes a workload callable, in one way of placing.
 type Make<'a> = dyn Fn(usize, &Work) -> Result<Caller<'a>> + 'a;
-/// A part of the benchmark.
-type Part = fn(&mut Vec<Row>) -> Result<()>;
 
 fn text(e: forebay::Error) -> String {
     e.to_string()
@@ -321,39 +321,35 @@ pub fn be_alike() -> Result<()> {
 }
 
 /// All of it.
-pub fn run() -> Result<Vec<Row>> {
-    let mut rows = Vec::new();
+pub fn parts() -> Vec<Part> {
+    vec![
+        Part::of_rows("decisions", decisions),
+        Part::of_rows("predictions", accuracy),
+        Part::of_rows("contention", contention),
+        Part::of_rows("programs that are alike", alike),
+        Part::of_rows("StarPU", starpu::run),
+    ]
+}
+
+/// What deciding costs.
+fn decisions(rows: &mut Vec<Row>) -> Result<()> {
     // The curves of whatever device is nearest to an accelerator here.
     let device = discover(&[Kind::Cuda, Kind::OpenCl]).0.into_iter().next();
     let device = device.or_else(|| discover(&[Kind::Cpu]).0.into_iter().next()).ok_or("there is no device")?;
     let engine = Engine::open(device).map_err(text)?;
-    // Before and after each part: a machine is faster and slower for minutes.
     let mut costs = [Vec::new(), Vec::new()];
-    let mut decide = || {
-        for _ in 0..DECISIONS {
-            costs[0].push(decision_cost(100_000, None));
-            costs[1].push(decision_cost(100_000, Some(&engine)));
-        }
-    };
-    decide();
-    let parts: [(&str, Part); 4] = [
-        ("predictions", accuracy),
-        ("contention", contention),
-        ("programs that are alike", alike),
-        ("StarPU", starpu::run),
-    ];
-    for (name, part) in parts {
-        eprintln!("placement: {name}");
-        part(&mut rows)?;
-        decide();
+    for _ in 0..DECISIONS {
+        costs[0].push(decision_cost(100_000, None));
+        costs[1].push(decision_cost(100_000, Some(&engine)));
+        std::thread::sleep(APART);
     }
     let whats = ["inputs known", "and what copying an input to two of them costs"];
-    let decisions = whats.into_iter().zip(costs).map(|(what, costs)| {
+    rows.extend(whats.into_iter().zip(costs).map(|(what, costs)| {
         let cost = median(costs);
         let mut row = Row::new(format!("a decision for three devices, warm models, {what}"), "ns", Some(cost));
         row.target = "≤ 100 ns".into();
         row.met = Some(cost <= 100.0);
         row
-    });
-    Ok(decisions.chain(rows).collect())
+    }));
+    Ok(())
 }

@@ -14,10 +14,13 @@ mod by_hand;
 mod dags;
 mod kernels;
 
+use std::sync::Arc;
 use std::time::Instant;
 
+use forebay::hal::Device;
 use forebay::{Arg, Datablock, Graph, Kind, Launch, Result, Runtime, Task, Template};
 
+use super::part::{self, Part};
 use super::schema::{Row, median};
 use by_hand::{Bench, as_floats};
 pub use kernels::source;
@@ -124,102 +127,104 @@ fn geometric_mean(v: &[f64]) -> f64 {
     (v.iter().map(|v| v.ln()).sum::<f64>() / v.len().max(1) as f64).exp()
 }
 
-/// Runs the benchmark on every device here (or on one kind); `full` adds the 1024² sizes.
-pub fn run(only: Option<Kind>, full: bool) -> Result<Vec<Row>> {
-    let (devices, _) = forebay::hal::discover(&[Kind::Cpu, Kind::OpenCl, Kind::Cuda]);
-    let mut rows = Vec::new();
-    for d in devices.iter().filter(|d| only.is_none_or(|k| d.info().kind == k)) {
-        let kind = d.info().kind;
-        let mut ratios: [Vec<f64>; 4] = Default::default();
-        for dag in dags::all(full, kind) {
-            let b = Bench::new(d, &dag)?;
-            b.hand_coded(2)?;
-            let (once, first) = b.hand_coded(3)?;
-            let (_, flow) = b.dataflow(2, true)?;
-            if !same(as_floats(&first), flow.as_slice()?) {
-                let why = "the dataflow result differs from the hand-coded one".into();
-                return Err(forebay::Error::Task { task: dag.name.clone(), why });
-            }
-            let items = ((LEAST / once) as usize).clamp(5, 2000);
-            eprintln!("ptask: {kind}: {} ({items} items)", dag.name);
-            let mut times: [Vec<f64>; 5] = Default::default();
-            for _ in 0..REPEATS {
-                times[0].push(b.dataflow(items, true)?.0);
-                times[1].push(b.single_threaded_modular(items)?.0);
-                times[2].push(b.modular(items)?.0);
-                times[3].push(b.hand_coded(items)?.0);
-                times[4].push(b.asynchronous(items)?.0);
-            }
-            let m = times.map(median);
-            for (r, theirs) in ratios.iter_mut().zip(&m[1..]) {
-                r.push(theirs / m[0]);
-            }
-            let us = |s: f64| Some(s * 1e6);
-            rows.push(
-                Row::new(format!("{kind}: {}", dag.name), "µs per item", us(m[0]))
-                    .peer("single-threaded modular", us(m[1]))
-                    .peer("modular", us(m[2]))
-                    .peer("hand-coded", us(m[3]))
-                    .peer("hand-coded asynchronous", us(m[4])),
-            );
+/// A part for every kind of device here (or for one); `full` adds the 1024² sizes.
+pub fn parts(only: Option<Kind>, full: bool) -> std::result::Result<Vec<Part>, String> {
+    let kinds = part::kinds(&[Kind::Cpu, Kind::OpenCl, Kind::Cuda], only)?;
+    Ok(kinds.into_iter().map(|k| part::on_first(k, move |d, rows| run(d, full, rows))).collect())
+}
+
+fn run(d: &Arc<dyn Device>, full: bool, rows: &mut Vec<Row>) -> Result<()> {
+    let kind = d.info().kind;
+    let mut ratios: [Vec<f64>; 4] = Default::default();
+    for dag in dags::all(full, kind) {
+        let b = Bench::new(d, &dag)?;
+        b.hand_coded(2)?;
+        let (once, first) = b.hand_coded(3)?;
+        let (_, flow) = b.dataflow(2, true)?;
+        if !same(as_floats(&first), flow.as_slice()?) {
+            let why = "the dataflow result differs from the hand-coded one".into();
+            return Err(forebay::Error::Task { task: dag.name.clone(), why });
         }
-        // The targets are for GPUs; on CPUs dataflow is to be at least as fast as hand-coded.
-        let gpu = kind == Kind::Cuda;
-        let targets = [
-            ("single-threaded modular", None),
-            ("modular", gpu.then_some(1.93)),
-            ("hand-coded", Some(if gpu { 1.10 } else { 1.0 })),
-            ("hand-coded asynchronous", gpu.then_some(1.0)),
-        ];
-        for (r, (name, target)) in ratios.iter().zip(targets) {
-            let mean = geometric_mean(r);
-            rows.push(Row {
-                ratio: Some(mean),
-                target: target.map_or(String::new(), |t| format!("{name} / dataflow ≥ {t}")),
-                met: target.map(|t| mean >= t),
-                ..Row::new(format!("{kind}: geometric mean, {name} / dataflow"), "ratio", Some(mean))
-            });
+        let items = ((LEAST / once) as usize).clamp(5, 2000);
+        eprintln!("ptask: {kind}: {} ({items} items)", dag.name);
+        let mut times: [Vec<f64>; 5] = Default::default();
+        for _ in 0..REPEATS {
+            times[0].push(b.dataflow(items, true)?.0);
+            times[1].push(b.single_threaded_modular(items)?.0);
+            times[2].push(b.modular(items)?.0);
+            times[3].push(b.hand_coded(items)?.0);
+            times[4].push(b.asynchronous(items)?.0);
         }
+        let m = times.map(median);
+        for (r, theirs) in ratios.iter_mut().zip(&m[1..]) {
+            r.push(theirs / m[0]);
+        }
+        let us = |s: f64| Some(s * 1e6);
+        rows.push(
+            Row::new(format!("{kind}: {}", dag.name), "µs per item", us(m[0]))
+                .peer("single-threaded modular", us(m[1]))
+                .peer("modular", us(m[2]))
+                .peer("hand-coded", us(m[3]))
+                .peer("hand-coded asynchronous", us(m[4])),
+        );
     }
-    Ok(rows)
+    // The targets are for GPUs; on CPUs dataflow is to be at least as fast as hand-coded.
+    let gpu = kind == Kind::Cuda;
+    let targets = [
+        ("single-threaded modular", None),
+        ("modular", gpu.then_some(1.93)),
+        ("hand-coded", Some(if gpu { 1.10 } else { 1.0 })),
+        ("hand-coded asynchronous", gpu.then_some(1.0)),
+    ];
+    for (r, (name, target)) in ratios.iter().zip(targets) {
+        let mean = geometric_mean(r);
+        rows.push(Row {
+            ratio: Some(mean),
+            target: target.map_or(String::new(), |t| format!("{name} / dataflow ≥ {t}")),
+            met: target.map(|t| mean >= t),
+            ..Row::new(format!("{kind}: geometric mean, {name} / dataflow"), "ratio", Some(mean))
+        });
+    }
+    Ok(())
 }
 
 /// `forebay bench fusion`: chains of small kernels as one region, against the same list by hand.
-pub fn chains(only: Option<Kind>) -> Result<Vec<Row>> {
-    let (devices, _) = forebay::hal::discover(&[Kind::OpenCl, Kind::Cuda]);
-    let mut rows = Vec::new();
-    for d in devices.iter().filter(|d| only.is_none_or(|k| d.info().kind == k)) {
-        let kind = d.info().kind;
-        for tasks in [10, 100, 1000] {
-            let dag = dags::chain(tasks);
-            let b = Bench::new(d, &dag)?;
-            b.hand_coded(2)?;
-            let items = ((LEAST / b.hand_coded(3)?.0) as usize).clamp(5, 2000);
-            eprintln!("fusion: {kind}: {tasks} tasks ({items} items)");
-            let mut times: [Vec<f64>; 4] = Default::default();
-            for _ in 0..REPEATS {
-                times[0].push(b.dataflow(items, true)?.0);
-                times[1].push(b.dataflow(items, false)?.0);
-                times[2].push(b.hand_coded(items)?.0);
-                times[3].push(b.asynchronous(items)?.0);
-            }
-            let m = times.map(|t| Some(median(t) * 1e6 / tasks as f64));
-            let row = Row::new(format!("{kind}: chain of {tasks}"), "µs per task", m[0])
-                .peer("dataflow, not fused", m[1])
-                .peer("hand-coded", m[2])
-                .peer("hand-coded list", m[3]);
-            rows.push(match (m[0], m[3]) {
-                (Some(ours), Some(list)) if kind == Kind::Cuda && tasks >= 100 => Row {
-                    ratio: Some(ours / list),
-                    target: "dataflow / hand-coded list ≤ 1.15".into(),
-                    met: Some(ours / list <= 1.15),
-                    ..row
-                },
-                _ => row,
-            });
+pub fn chain_parts(only: Option<Kind>) -> std::result::Result<Vec<Part>, String> {
+    let kinds = part::kinds(&[Kind::OpenCl, Kind::Cuda], only)?;
+    Ok(kinds.into_iter().map(|k| part::on_first(k, chains)).collect())
+}
+
+fn chains(d: &Arc<dyn Device>, rows: &mut Vec<Row>) -> Result<()> {
+    let kind = d.info().kind;
+    for tasks in [10, 100, 1000] {
+        let dag = dags::chain(tasks);
+        let b = Bench::new(d, &dag)?;
+        b.hand_coded(2)?;
+        let items = ((LEAST / b.hand_coded(3)?.0) as usize).clamp(5, 2000);
+        eprintln!("fusion: {kind}: {tasks} tasks ({items} items)");
+        let mut times: [Vec<f64>; 4] = Default::default();
+        for _ in 0..REPEATS {
+            times[0].push(b.dataflow(items, true)?.0);
+            times[1].push(b.dataflow(items, false)?.0);
+            times[2].push(b.hand_coded(items)?.0);
+            times[3].push(b.asynchronous(items)?.0);
         }
+        let m = times.map(|t| Some(median(t) * 1e6 / tasks as f64));
+        let row = Row::new(format!("{kind}: chain of {tasks}"), "µs per task", m[0])
+            .peer("dataflow, not fused", m[1])
+            .peer("hand-coded", m[2])
+            .peer("hand-coded list", m[3]);
+        rows.push(match (m[0], m[3]) {
+            (Some(ours), Some(list)) if kind == Kind::Cuda && tasks >= 100 => Row {
+                ratio: Some(ours / list),
+                target: "dataflow / hand-coded list ≤ 1.15".into(),
+                met: Some(ours / list <= 1.15),
+                ..row
+            },
+            _ => row,
+        });
     }
-    Ok(rows)
+    Ok(())
 }
 
 #[cfg(test)]

@@ -1,24 +1,36 @@
 //! The same experiments on a CUDA device, against ordinary launches, CUDA graphs and one kernel that does all.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use forebay::hal::{
-    Arg, Buffer, Device, Direction, Geometry, Kernel, Kind, Listed, Method, Queue, Recorded, Source, discover,
-};
+use forebay::hal::{Arg, Buffer, Device, Direction, Geometry, Kernel, Kind, Listed, Method, Queue, Recorded, Source};
 use forebay::resident::{Builder, Call, Grid};
 
 use super::graph_while::GraphWhile;
 use super::one_block::{ECHO, OneBlock};
 use super::search::Csr;
 use super::{TASKS, in_a_row};
+use crate::bench::part::{self, Part};
 use crate::bench::schema::{Row, median, quantile};
 
 const FUNCTIONS: [&str; 9] = ["echo", "chain", "hop", "work", "sweep", "tree", "softmax", "level", "many"];
+/// What the grid is compared with.
+const KERNELS: [&str; 10] = [
+    "echo_alone",
+    "work_alone",
+    "softmax_alone",
+    "level_alone",
+    "search_at_once",
+    "one_block_at_once",
+    "churn",
+    "outstanding",
+    "mixed",
+    "fb_heap_setup",
+];
 /// Items of a range that a block does at a time: of little work, and where the work in them differs.
 const LIGHT: u64 = 1 << 15;
 const UNEVEN: u64 = 64;
-/// Bytes of the heap that is compared with others.
+/// Most bytes of the heap that is compared with others.
 const HEAP: u64 = 4 << 30;
 /// The numbers of threads at which heaps are compared.
 const THREADS: [usize; 2] = [16_384, 270_336];
@@ -77,7 +89,6 @@ struct Gpu {
     grid: Option<Grid>,
     kernels: Vec<(&'static str, Kernel)>,
     effort: Effort,
-    searched: Vec<Searched>,
     rows: Vec<Row>,
 }
 
@@ -111,51 +122,31 @@ impl Searched {
     }
 }
 
-/// All of it.
-pub fn run(quick: bool) -> Result<Vec<Row>> {
-    let (devices, missing) = discover(&[Kind::Cuda]);
-    let device = devices.into_iter().next().ok_or_else(|| missing.first().map_or("none".into(), |(_, e)| text(e)))?;
+/// One that takes longer hangs: most take seconds, the searches with their graphs a minute.
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// The experiments; with `quick` so little of each that it only shows that it works.
+pub fn parts(quick: bool) -> Vec<Part> {
     let effort = if quick { QUICK } else { FULL };
-    let with = builder();
-    let source = Source::CudaCpp(with.text().into());
-    let names = [
-        "echo_alone",
-        "work_alone",
-        "softmax_alone",
-        "level_alone",
-        "search_at_once",
-        "one_block_at_once",
-        "churn",
-        "outstanding",
-        "mixed",
-        "fb_heap_setup",
-    ];
-    // Before the grid is there: loading waits for kernels.
-    let kernels = names.map(|n| device.compile(&source, n).map(|k| (n, k))).into_iter();
-    let kernels = kernels.collect::<std::result::Result<Vec<_>, _>>().map_err(text)?;
-    let queue = device.queue().map_err(text)?;
-    // The heap has the device to itself: a grid that waits would take part of its time.
-    let mut rows = Vec::new();
-    eprintln!("resident: the heap");
-    heaps(&device, &kernels, effort, &mut rows)?;
-    eprintln!("resident: graphs, and the CUDA graph that repeats itself");
-    let searched = Searched::all(effort, &with.text())?;
-    let mut gpu = Gpu { device, queue, grid: None, kernels, effort, searched, rows };
-    let parts: [(&str, Part); 7] = [
-        ("round trips", Gpu::round_trips),
-        ("throughput", Gpu::throughput),
-        ("searches", Gpu::searches),
-        ("small computations", Gpu::softmax),
-        ("an idle grid beside other work, and its end", Gpu::idle),
-        ("an idle grid on a part of the device", Gpu::idle_on_a_part),
-        ("tasks that make tasks", Gpu::trees),
-    ];
-    for (name, part) in parts {
-        eprintln!("resident: {name}");
-        part(&mut gpu)?;
-        gpu.end()?;
-    }
-    Ok(gpu.rows)
+    let of = |name: &str, run: Experiment| {
+        let part = Part::of_rows(format!("cuda: {name}"), move |rows| {
+            let mut gpu = Gpu::open(effort)?;
+            let done = run(&mut gpu).and_then(|()| gpu.end());
+            rows.append(&mut gpu.rows);
+            done
+        });
+        part.within(LIMIT)
+    };
+    vec![
+        of("round trips", Gpu::round_trips),
+        of("throughput", Gpu::throughput),
+        of("searches", Gpu::searches),
+        of("the heap", Gpu::heaps),
+        of("small computations", Gpu::softmax),
+        of("an idle grid beside other work, and its end", Gpu::idle),
+        of("an idle grid on a part of the device", Gpu::idle_on_a_part),
+        of("tasks that make tasks", Gpu::trees),
+    ]
 }
 
 fn builder() -> Builder {
@@ -163,7 +154,7 @@ fn builder() -> Builder {
 }
 
 /// An experiment.
-type Part = fn(&mut Gpu) -> Result<()>;
+type Experiment = fn(&mut Gpu) -> Result<()>;
 
 fn seconds(repeats: usize, mut f: impl FnMut() -> Result<()>) -> Result<f64> {
     f()?;
@@ -207,6 +198,11 @@ fn address(b: &Buffer) -> u64 {
     b.address().unwrap_or(0)
 }
 
+/// Bytes of the heap that is compared with others.
+fn heap_bytes(device: &dyn Device, effort: Effort) -> u64 {
+    if effort.threads == usize::MAX { HEAP.min(device.info().memory_bytes / 4) } else { 16 << 20 }
+}
+
 /// Enough threads for all of the device, each for several of `n` items at most.
 fn shape(device: &Arc<dyn Device>, n: usize) -> Geometry {
     let most = device.info().compute_units as usize * 2048;
@@ -214,6 +210,20 @@ fn shape(device: &Arc<dyn Device>, n: usize) -> Geometry {
 }
 
 impl Gpu {
+    /// With all that is compared with compiled: loading would wait for a grid.
+    fn open(effort: Effort) -> Result<Self> {
+        let device = part::first(Kind::Cuda)?;
+        // The device's own heap is given as much as all threads hold at a time, or it would only say that it has nothing. Once
+        // code that uses it is loaded, its size stays. (What is allocated first makes the context current here.)
+        drop(device.alloc(1).map_err(text)?);
+        forebay::hal::cuda::set_malloc_heap((heap_bytes(&*device, effort) / 2) as usize).map_err(text)?;
+        let source = Source::CudaCpp(builder().text().into());
+        let kernels = KERNELS.map(|n| device.compile(&source, n).map(|k| (n, k))).into_iter();
+        let kernels = kernels.collect::<std::result::Result<Vec<_>, _>>().map_err(text)?;
+        let queue = device.queue().map_err(text)?;
+        Ok(Gpu { device, queue, grid: None, kernels, effort, rows: Vec::new() })
+    }
+
     fn kernel(&self, name: &str) -> Result<Kernel> {
         let found = self.kernels.iter().find(|(n, _)| *n == name);
         found.map(|(_, k)| k.clone()).ok_or_else(|| format!("no kernel {name}"))
@@ -393,7 +403,7 @@ impl Gpu {
     /// C: breadth-first search that stays on the device.
     fn searches(&mut self) -> Result<()> {
         let repeats = self.effort.repeats;
-        for Searched { name, graph, expected, repeating } in std::mem::take(&mut self.searched) {
+        for Searched { name, graph, expected, repeating } in Searched::all(self.effort, &builder().text())? {
             let n = graph.vertices();
             let device = self.device.clone();
             let mut place = |words: &[u32]| filled(&device, &mut *self.queue, bytemuck::cast_slice(words));
@@ -592,70 +602,69 @@ impl Gpu {
         self.rows.push(row.at_most("without the grid", 1.02));
         Ok(())
     }
-}
 
-/// D: the heap against the device's own malloc and a pool that was divided before, in ordinary kernels.
-fn heaps(device: &Arc<dyn Device>, kernels: &[(&str, Kernel)], effort: Effort, rows: &mut Vec<Row>) -> Result<()> {
-    let mut queue = device.queue().map_err(text)?;
-    let q = &mut *queue;
-    let kernel = |name: &str| kernels.iter().find(|(n, _)| *n == name).map(|(_, k)| k.clone()).ok_or("no kernel");
-    let bytes = if effort.threads == usize::MAX { HEAP.min(device.info().memory_bytes / 4) } else { 16 << 20 };
-    let (memory, done) = (device.alloc(bytes as usize).map_err(text)?, device.alloc(8).map_err(text)?);
-    // The device's own heap is given as much as all threads hold at a time, or it would only say that it has nothing.
-    forebay::hal::cuda::set_malloc_heap((bytes / 2) as usize).map_err(text)?;
-    let units = device.info().compute_units.max(1);
-    let args = [Arg::Buffer(&memory), Arg::U64(bytes), Arg::U32(units), Arg::U32(64), Arg::Buffer(&done)];
-    q.launch(&kernel("fb_heap_setup")?, &shape(device, 4 * units as usize * GROUP), &args).map_err(text)?;
-    finish(q)?;
-    let heap = address(&memory).next_multiple_of(128);
-    // What Gallatin reaches on an H200, in G/s: measured before, since it is another program.
-    let cases = [
-        ("churn", "64 B, freed at once", 1usize, [2.42, 4.27]),
-        ("outstanding", "64 B, 16 held", 16, [2.24, 4.69]),
-        ("mixed", "64 to 512 B, 4 held", 4, [1.59, 3.20]),
-    ];
-    for (name, what, held, gallatin) in cases {
-        for (threads, gallatin) in THREADS.into_iter().zip(gallatin) {
-            let threads = threads.min(effort.threads);
-            let pool = device.alloc(threads * held * 512).map_err(text)?;
-            let kernel = kernel(name)?;
-            let mut rate = |way: u32| -> Result<(f64, f64)> {
-                let pieces = if way == 1 { effort.pieces.min(FEW_PIECES) } else { effort.pieces };
-                let rounds = (pieces / held).max(1);
-                let all = (threads * rounds * held) as u64;
-                let mut had = 0;
-                let s = seconds(effort.repeats, || {
-                    q.fill(&done, 0, 8, 0).map_err(text)?;
-                    let args = [
-                        Arg::U64(heap),
-                        Arg::U32(way),
-                        Arg::Buffer(&pool),
-                        Arg::U32(rounds as u32),
-                        Arg::Buffer(&done),
-                    ];
-                    let shape = Geometry::linear(threads).with_group(GROUP, 1, 1);
-                    q.launch(&kernel, &shape, &args).map_err(text)?;
-                    let mut n = [0u8; 8];
-                    get(q, &done, &mut n)?;
-                    had = u64::from_ne_bytes(n);
-                    Ok(())
-                })?;
-                Ok((all as f64 / s / 1e6, had as f64 / all as f64))
-            };
-            let (ours, success) = rate(0)?;
-            if success < 1.0 {
-                return Err(format!("{name}: {:.2} % of the pieces could be had", success * 100.0));
+    /// D: the heap against the device's own malloc and a pool that was divided before, in ordinary kernels.
+    fn heaps(&mut self) -> Result<()> {
+        let (effort, device) = (self.effort, &self.device.clone());
+        let bytes = heap_bytes(&**device, effort);
+        let (memory, done) = (device.alloc(bytes as usize).map_err(text)?, device.alloc(8).map_err(text)?);
+        let units = device.info().compute_units.max(1);
+        let args = [Arg::Buffer(&memory), Arg::U64(bytes), Arg::U32(units), Arg::U32(64), Arg::Buffer(&done)];
+        let setup = self.kernel("fb_heap_setup")?;
+        let q = &mut *self.queue;
+        q.launch(&setup, &shape(device, 4 * units as usize * GROUP), &args).map_err(text)?;
+        finish(q)?;
+        let heap = address(&memory).next_multiple_of(128);
+        // What Gallatin reaches on an H200, in G/s: measured before, since it is another program.
+        let cases = [
+            ("churn", "64 B, freed at once", 1usize, [2.42, 4.27]),
+            ("outstanding", "64 B, 16 held", 16, [2.24, 4.69]),
+            ("mixed", "64 to 512 B, 4 held", 4, [1.59, 3.20]),
+        ];
+        for (name, what, held, gallatin) in cases {
+            for (threads, gallatin) in THREADS.into_iter().zip(gallatin) {
+                let threads = threads.min(effort.threads);
+                let pool = device.alloc(threads * held * 512).map_err(text)?;
+                let kernel = self.kernel(name)?;
+                let q = &mut *self.queue;
+                let mut rate = |way: u32| -> Result<(f64, f64)> {
+                    let pieces = if way == 1 { effort.pieces.min(FEW_PIECES) } else { effort.pieces };
+                    let rounds = (pieces / held).max(1);
+                    let all = (threads * rounds * held) as u64;
+                    let mut had = 0;
+                    let s = seconds(effort.repeats, || {
+                        q.fill(&done, 0, 8, 0).map_err(text)?;
+                        let args = [
+                            Arg::U64(heap),
+                            Arg::U32(way),
+                            Arg::Buffer(&pool),
+                            Arg::U32(rounds as u32),
+                            Arg::Buffer(&done),
+                        ];
+                        let shape = Geometry::linear(threads).with_group(GROUP, 1, 1);
+                        q.launch(&kernel, &shape, &args).map_err(text)?;
+                        let mut n = [0u8; 8];
+                        get(q, &done, &mut n)?;
+                        had = u64::from_ne_bytes(n);
+                        Ok(())
+                    })?;
+                    Ok((all as f64 / s / 1e6, had as f64 / all as f64))
+                };
+                let (ours, success) = rate(0)?;
+                if success < 1.0 {
+                    return Err(format!("{name}: {:.2} % of the pieces could be had", success * 100.0));
+                }
+                let row = Row::new(format!("D, cuda: {threads} threads, {what}"), "M pieces/s", Some(ours));
+                let (theirs, success) = rate(1)?;
+                if success < 1.0 {
+                    eprintln!("resident: the device's malloc had {:.2} % of the pieces of {name}", success * 100.0);
+                }
+                let row = row.peer("the device's malloc", (success == 1.0).then_some(theirs));
+                self.rows.push(row.peer("a pool for each thread", Some(rate(2)?.0)).above(2.0 * 1000.0 * gallatin));
             }
-            let row = Row::new(format!("D, cuda: {threads} threads, {what}"), "M pieces/s", Some(ours));
-            let (theirs, success) = rate(1)?;
-            if success < 1.0 {
-                eprintln!("resident: the device's malloc had {:.2} % of the pieces of {name}", success * 100.0);
-            }
-            let row = row.peer("the device's malloc", (success == 1.0).then_some(theirs));
-            rows.push(row.peer("a pool for each thread", Some(rate(2)?.0)).above(2.0 * 1000.0 * gallatin));
         }
+        Ok(())
     }
-    Ok(())
 }
 
 #[cfg(test)]

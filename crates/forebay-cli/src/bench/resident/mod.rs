@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use forebay::Kind;
 use forebay::resident::{Builder, Call, Grid, Result};
 
+use crate::bench::part::{self, Part};
 use crate::bench::schema::{Row, median, quantile};
 
 mod gpu;
@@ -161,7 +162,7 @@ fn tree(grid: &Grid, rows: &mut Vec<Row>) -> Result<()> {
 }
 
 /// Experiments on a grid.
-type Part = fn(&Grid, &mut Vec<Row>) -> Result<()>;
+type Experiment = fn(&Grid, &mut Vec<Row>) -> Result<()>;
 
 /// E: many small computations, as a range, one by one, and all in one task.
 fn softmax(grid: &Grid, rows: &mut Vec<Row>) -> Result<()> {
@@ -201,17 +202,14 @@ fn softmax(grid: &Grid, rows: &mut Vec<Row>) -> Result<()> {
     Ok(())
 }
 
-/// All of it, on this kind of device: the CPU, or CUDA, which is what is taken if it is there.
-pub fn run(device: Option<Kind>, quick: bool) -> std::result::Result<Vec<Row>, String> {
-    match device {
-        Some(Kind::Cuda) => gpu::run(quick),
-        None if !forebay::hal::discover(&[Kind::Cuda]).0.is_empty() => gpu::run(quick),
-        None | Some(Kind::Cpu) => on_cpu().map_err(|e| e.to_string()),
-        Some(other) => Err(format!("grids run on cpu and cuda, not on {other}")),
-    }
+/// The experiments on this kind of device: the CPU, or CUDA, which is what is taken if it is there.
+pub fn parts(device: Option<Kind>, quick: bool) -> std::result::Result<Vec<Part>, String> {
+    let kinds = part::kinds(&[Kind::Cuda, Kind::Cpu], device)?;
+    Ok(if kinds[0] == Kind::Cuda { gpu::parts(quick) } else { on_cpu() })
 }
 
-fn on_cpu() -> Result<Vec<Row>> {
+/// A grid with everything.
+fn grid_on_cpu() -> Result<Grid> {
     let text = [TASKS, heap::TASKS].concat();
     let functions = [
         "echo",
@@ -228,9 +226,11 @@ fn on_cpu() -> Result<Vec<Row>> {
         "outstanding",
         "mixed",
     ];
-    let grid = Builder::new(text).functions(functions).grain(4096).queue(1 << 14).heap(64 << 20).start_on_cpu()?;
-    let mut rows = Vec::new();
-    let parts: [(&str, Part); 6] = [
+    Builder::new(text).functions(functions).grain(4096).queue(1 << 14).heap(64 << 20).start_on_cpu()
+}
+
+fn on_cpu() -> Vec<Part> {
+    let parts: [(&str, Experiment); 6] = [
         ("round trips", round_trips),
         ("throughput", throughput),
         ("searches", search::run),
@@ -238,9 +238,5 @@ fn on_cpu() -> Result<Vec<Row>> {
         ("small computations", softmax),
         ("tasks that make tasks", tree),
     ];
-    for (name, part) in parts {
-        eprintln!("resident: {name}");
-        part(&grid, &mut rows)?;
-    }
-    Ok(rows)
+    parts.map(|(name, run)| Part::of_rows(name, move |rows| run(&grid_on_cpu()?, rows))).into()
 }

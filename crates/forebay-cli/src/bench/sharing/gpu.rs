@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use forebay::Kind;
 
-use super::{Row, below};
+use super::{Part, Row, below};
 use crate::sharing::plain::clock_ns;
-use crate::sharing::progress::{Progress, farthest, parts, passed_on};
+use crate::sharing::progress::{self, Progress, farthest, passed_on};
 use crate::sharing::{Actor, Stage, plain_rounds, quantile};
 
 /// Lengths of the saturating programs' kernels, µs.
@@ -55,6 +55,21 @@ struct Lengths {
     rounds: [u32; 4],
     /// Items a second of each, alone.
     alone: [f64; 4],
+}
+
+/// All of it, in parts that find out anew how long kernels are.
+pub fn parts() -> [Part; 3] {
+    let part = |name: &str, run: fn(Place, &Lengths, &mut Vec<Row>) -> Result<(), String>| {
+        Part::of_rows(format!("cuda: {name}"), move |rows| {
+            let place = Place::new(Kind::Cuda);
+            run(place, &place.lengths()?, rows)
+        })
+    };
+    [
+        part("shares", Place::shares),
+        part("one that rests", Place::resting),
+        part("interactive programs", Place::interactive),
+    ]
 }
 
 /// Everybody's progress over a stretch of time, and when that was.
@@ -115,7 +130,7 @@ impl Place {
             let due: Vec<f64> = percent.iter().map(|p| f64::from(*p)).collect();
             let (got, default) = (run(who, Some(percent))?, run(who, None)?);
             let off = |(all, time): &Watched| farthest(all, &alone, &due, *time, window);
-            let total = |(all, (from, to)): &Watched| parts(all, &alone, *from, *to).iter().sum::<f64>();
+            let total = |(all, (from, to)): &Watched| progress::parts(all, &alone, *from, *to).iter().sum::<f64>();
             let case = format!("{device}, shares {name}: farthest from its share of what it does alone, worst 2 s");
             let row = Row::new(case, "points", off(&got)).peer("default", off(&default));
             rows.push(below(row, POINTS, "points"));
@@ -141,7 +156,7 @@ impl Place {
             let (progress, (from, to)) = self.watched(&stage, &all, time);
             let mut rests = all[0].progress().1;
             rests.retain(|r| r.from > from && r.first < to);
-            Ok((parts(&progress, &alone, from, to), progress, rests))
+            Ok((progress::parts(&progress, &alone, from, to), progress, rests))
         };
         let (had, ..) = run(false, self.measured / 2)?;
         let (_, progress, rests) = run(true, 2 * self.measured)?;
@@ -203,7 +218,7 @@ impl Place {
         Ok(())
     }
 
-    /// All of it.
+    /// All of it, in this process.
     pub fn run(self, rows: &mut Vec<Row>) -> Result<(), String> {
         let l = self.lengths()?;
         self.shares(&l, rows)?;

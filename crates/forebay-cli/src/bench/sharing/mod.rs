@@ -11,6 +11,7 @@ use forebay_proto::wire::Class;
 use forebayd::service::World as _;
 use forebayd::system::System;
 
+use super::part::{self, Part};
 use super::schema::Row;
 use crate::sharing::file::CHUNK;
 use crate::sharing::{Stage, quantile};
@@ -200,42 +201,33 @@ fn cost(device: Kind, stage: &Stage, rows: &mut Vec<Row>) -> Result<(), String> 
 }
 
 /// What is measured on GPUs, on any device that is not the CPU's: without a service, and briefly.
-pub fn try_out(device: Kind) -> Result<Vec<Row>, String> {
-    let mut rows = Vec::new();
-    gpu::Place::brief(device).run(&mut rows)?;
-    Ok(rows)
+fn try_out(device: Kind, rows: &mut Vec<Row>) -> Result<(), String> {
+    gpu::Place::brief(device).run(rows)
 }
 
 /// All of it, on these kinds of device.
-pub fn run(device: Option<Kind>) -> Result<Vec<Row>, String> {
-    let mut rows = Vec::new();
-    let here: Vec<Kind> = match device {
-        Some(d) => vec![d],
-        None => {
-            let cl = forebay::hal::discover(&[Kind::OpenCl]).0;
-            let cpu_cl = cl.iter().any(|d| d.info().is_cpu).then_some(Kind::OpenCl);
-            let cuda = (!forebay::hal::discover(&[Kind::Cuda]).0.is_empty()).then_some(Kind::Cuda);
-            std::iter::once(Kind::Cpu).chain(cpu_cl).chain(cuda).collect()
-        }
-    };
-    for d in here {
-        eprintln!("sharing: {}", d.name());
-        if d == Kind::Cuda {
-            // Says at once what stands against it.
-            drop(gpu::stage(true)?);
-            std::thread::sleep(Duration::from_millis(200));
-            gpu::Place::new(d).run(&mut rows)?;
-            encrypted_file(d, &gpu::stage, &mut rows)?;
-            torch::run_all(&mut rows)?;
-            cost(d, &gpu::stage(true)?, &mut rows)?;
-            continue;
-        }
-        shares(d, &mut rows)?;
-        interactive(d, &mut rows)?;
-        encrypted_file(d, &Stage::new, &mut rows)?;
+pub fn parts(device: Option<Kind>, quick: bool) -> Result<Vec<Part>, String> {
+    let kinds = part::kinds(&[Kind::Cpu, Kind::OpenCl, Kind::Cuda], device)?;
+    if quick {
+        return Ok(kinds.into_iter().map(|d| Part::of_rows(d.name(), move |rows| try_out(d, rows))).collect());
     }
-    eprintln!("sharing: what it costs");
-    client(&mut rows)?;
-    cost(Kind::Cpu, &Stage::new(true)?, &mut rows)?;
-    Ok(rows)
+    let mut parts = Vec::new();
+    for d in kinds {
+        let name = |what: &str| format!("{}: {what}", d.name());
+        if d == Kind::Cuda {
+            parts.extend(gpu::parts());
+            parts.push(Part::of_rows(name("encrypted files"), move |rows| encrypted_file(d, &gpu::stage, rows)));
+            parts.push(Part::of_rows(name("PyTorch"), torch::run_all));
+            parts.push(Part::of_rows(name("what it costs"), move |rows| cost(d, &gpu::stage(true)?, rows)));
+        } else if d == Kind::Cpu || device.is_some() || forebay::hal::discover(&[d]).0.iter().any(|d| d.info().is_cpu) {
+            parts.push(Part::of_rows(name("shares"), move |rows| shares(d, rows)));
+            parts.push(Part::of_rows(name("an interactive program"), move |rows| interactive(d, rows)));
+            parts.push(Part::of_rows(name("encrypted files"), move |rows| encrypted_file(d, &Stage::new, rows)));
+        }
+    }
+    parts.push(Part::of_rows("what it costs", |rows| {
+        client(rows)?;
+        cost(Kind::Cpu, &Stage::new(true)?, rows)
+    }));
+    Ok(parts)
 }

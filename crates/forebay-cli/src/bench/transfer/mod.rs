@@ -12,6 +12,7 @@ use forebay::hal::{Buffer, Device, Queue};
 use forebay::transfer::{CALIBRATION, Curves, Direction, Engine, Host, Method, Pinned, Stream, Way};
 use forebay::{Kind, Result};
 
+use super::part::{self, Found, Part};
 use super::schema::{Row, median, quantile};
 use crate::plot::{self, Series};
 
@@ -179,7 +180,6 @@ fn gpu_targets(direction: Direction, host: Host, found: &BesideCuda) -> Vec<Row>
 }
 
 /// Rows, and plots by name.
-type Found = (Vec<Row>, Vec<(String, String)>);
 
 fn curves(engine: &Arc<Engine>, found: &mut Found) -> Result<()> {
     let device = engine.device().clone();
@@ -226,13 +226,13 @@ fn curves(engine: &Arc<Engine>, found: &mut Found) -> Result<()> {
             };
             if kind == Kind::Cuda {
                 beside_cuda.push((size, medians[0], medians[2]));
-                found.0.push(beside(Row::new(format!("{case}: p99.9"), "µs", Some(late[0])), &late));
+                found.rows.push(beside(Row::new(format!("{case}: p99.9"), "µs", Some(late[0])), &late));
             }
             let mut row = beside(Row::new(case, "µs", Some(medians[0])), &medians);
             row.ratio = Some(medians[0] / best);
             row.target = format!("ours / fastest way ≤ {NEAR}");
             row.met = row.ratio.map(|r| r <= NEAR);
-            found.0.push(row);
+            found.rows.push(row);
         }
         eprintln!();
         let worst = slower.iter().copied().fold(0.0, f64::max);
@@ -242,13 +242,13 @@ fn curves(engine: &Arc<Engine>, found: &mut Found) -> Result<()> {
         // On a GPU: never slower.
         let limit = if kind == Kind::Cuda { 1.0 } else { NEAR };
         (row.ratio, row.target, row.met) = (Some(worst), format!("≤ {limit}"), Some(worst <= limit));
-        found.0.push(row);
+        found.rows.push(row);
         if kind == Kind::Cuda {
-            found.0.extend(gpu_targets(direction, host, &beside_cuda));
+            found.rows.extend(gpu_targets(direction, host, &beside_cuda));
         }
         let name = format!("transfer-{kind}-{}-{}", direction.name().replace(' ', "-"), host.name());
         let title = format!("{}: {}, {} memory", device.info().name, direction.name(), host.name());
-        found.1.push((name, plot::over_bytes(&title, "µs", &lines)));
+        found.plots.push((name, plot::over_bytes(&title, "µs", &lines)));
     }
     Ok(())
 }
@@ -302,29 +302,37 @@ fn two_streams(engine: &Arc<Engine>, rows: &mut Vec<Row>) -> Result<()> {
 }
 
 /// All of it, on these kinds of device.
-pub fn run(device: Option<Kind>, quick: bool) -> std::result::Result<Found, String> {
-    let text = |e: forebay::Error| e.to_string();
-    let kinds = device.map_or(vec![Kind::Cpu, Kind::OpenCl, Kind::Cuda], |d| vec![d]);
-    let (devices, missing) = forebay::hal::discover(&kinds);
-    missing.iter().for_each(|(kind, why)| eprintln!("transfer: no {kind}: {why}"));
-    let mut found = Found::default();
-    for d in devices {
-        let engine = Engine::with_curves(d.clone(), Curves::default());
-        let begun = Instant::now();
-        engine.calibrate(CALIBRATION).map_err(text)?;
-        let took = begun.elapsed().as_secs_f64();
-        let mut row = Row::new(format!("{}, calibration", d.info().kind), "s", Some(took));
-        // A size that was begun is finished.
-        (row.ratio, row.target, row.met) = (Some(took / 2.0), "≤ 2 s".into(), Some(took <= 2.0));
-        found.0.push(row);
-        for why in d.without() {
-            eprintln!("transfer: {}: without {why}", d.info().kind);
-        }
-        curves(&engine, &mut found).map_err(text)?;
+pub fn parts(device: Option<Kind>, quick: bool) -> std::result::Result<Vec<Part>, String> {
+    let kinds = part::kinds(&[Kind::Cpu, Kind::OpenCl, Kind::Cuda], device)?;
+    let mut parts = Vec::new();
+    for kind in kinds {
+        parts.push(Part::new(format!("{kind}: curves"), move |found| {
+            let (engine, took) = calibrated(kind)?;
+            let mut row = Row::new(format!("{kind}, calibration"), "s", Some(took));
+            // A size that was begun is finished.
+            (row.ratio, row.target, row.met) = (Some(took / 2.0), "≤ 2 s".into(), Some(took <= 2.0));
+            found.rows.push(row);
+            for why in engine.device().without() {
+                eprintln!("transfer: {kind}: without {why}");
+            }
+            curves(&engine, found).map_err(|e| e.to_string())
+        }));
         if !quick {
-            interference::run(&engine, &mut found.0)?;
-            two_streams(&engine, &mut found.0).map_err(text)?;
+            parts.push(Part::of_rows(format!("{kind}: interference"), move |rows| {
+                interference::run(&calibrated(kind)?.0, rows)
+            }));
+            parts.push(Part::of_rows(format!("{kind}: two streams"), move |rows| {
+                two_streams(&calibrated(kind)?.0, rows).map_err(|e| e.to_string())
+            }));
         }
     }
-    Ok(found)
+    Ok(parts)
+}
+
+/// An engine of the first device of a kind, and how long its calibration took, s.
+fn calibrated(kind: Kind) -> std::result::Result<(Arc<Engine>, f64), String> {
+    let engine = Engine::with_curves(part::first(kind)?, Curves::default());
+    let begun = Instant::now();
+    engine.calibrate(CALIBRATION).map_err(|e| e.to_string())?;
+    Ok((engine, begun.elapsed().as_secs_f64()))
 }
