@@ -153,6 +153,7 @@ impl CudaSite {
         g.aside = address(&aside)? as *mut _;
         parts.push(aside);
         g.heap = heap.as_ref().map_or(0, |h| h.at) as *mut u8;
+        warm(device, &mut *side)?;
         let grid = device.alloc(size_of::<layout::Grid>())?;
         upload(&mut *side, &grid, 0, std::slice::from_ref(&g))?;
         parts.extend([done, done_there, near_there]);
@@ -162,6 +163,20 @@ impl CudaSite {
         let kernels = Mutex::new(kernels);
         Ok(CudaSite(Arc::new(Inner { device, grid, heap, _parts: parts, host, blocks, shape, kernels, queues })))
     }
+}
+
+/// Fills and copies on the device: the driver does some by kernels of its own, which it may load at their first use, and beside
+/// the grid it would wait for that then.
+fn warm(device: &Arc<dyn Device>, q: &mut dyn Queue) -> Result<()> {
+    const BYTES: usize = 1 << 10;
+    let (a, b) = (device.alloc(BYTES)?, device.alloc(BYTES)?);
+    // In words, and in bytes.
+    for bytes in [BYTES, 3] {
+        q.fill(&a, 0, bytes, 0)?;
+        q.copy(&a, 0, &b, 0, bytes)?;
+    }
+    let fence = q.fence()?;
+    Ok(q.wait(fence)?)
 }
 
 /// A piece that both sides look at often: the host's address, the device's buffer, and whether it is device memory.

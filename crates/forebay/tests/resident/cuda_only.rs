@@ -7,6 +7,15 @@ use forebay::resident::{Builder, Error};
 
 use super::{builder, call, device, stand_in};
 
+/// The tests of this file.
+pub const ALL: [&str; 5] = [
+    "cuda_only::kernels_and_the_grid_work_on_the_same_memory",
+    "cuda_only::beside_a_resident_grid_memory_and_code_wait_for_its_end",
+    "cuda_only::a_grid_on_a_part_leaves_the_rest_to_others",
+    "cuda_only::a_task_that_faults_is_named_and_nobody_waits_for_ever",
+    "cuda_only::a_grid_larger_than_the_device_and_one_for_another_kind_are_refused",
+];
+
 /// What a kernel leaves on the device the grid finds there, and the other way round; streams stop now and then.
 #[test]
 fn kernels_and_the_grid_work_on_the_same_memory() {
@@ -107,7 +116,7 @@ fn a_grid_on_a_part_leaves_the_rest_to_others() {
     let kernel = rest.compile(&forebay::hal::Source::CudaCpp(text.into()), "set").unwrap();
     // A block for each multiprocessor of the part, and not of the whole.
     let mut g = builder().start_on(&part).unwrap();
-    assert_eq!(g.size(), 1);
+    assert_eq!(g.size(), part.info().compute_units as usize);
     let (b, h) = (rest.alloc(4).unwrap(), rest.alloc_host(4).unwrap());
     let mut q = rest.queue().unwrap();
     q.launch(&kernel, &forebay::hal::Geometry::linear(1), &[forebay::hal::Arg::Buffer(&b)]).unwrap();

@@ -1,12 +1,13 @@
 //! The resident grid: tasks that make tasks, wait for each other and work on ranges; and everything that can be wrong with
-//! them. On the CPU, and on a stand-in for CUDA, whose host side is that of a real one.
+//! them. On the CPU, on a stand-in for CUDA, whose host side is that of a real one, and on a real one if there is one.
 
 mod cuda_only;
+mod on_a_gpu;
 #[path = "../../../forebay-hal/tests/stand_in/mod.rs"]
 mod stand_in;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use forebay::hal::{Device, Kind, cuda, discover};
@@ -14,126 +15,7 @@ use forebay::resident::{ARGS, Builder, Call, Error, FIRST_OWN, Grid, TOGETHER};
 use forebay_rm::fake::FakeRm;
 
 /// What the tests submit. Data is passed by address.
-const TASKS: &str = r#"
-FB_DEVICE u64 arg(const Task *t, u32 i) { return ((const u64 *)t->args)[i]; }
-FB_DEVICE void count(u64 address, u64 by) {
-#ifdef FB_GPU
-  atomicAdd((u64 *)address, by);
-#else
-  __atomic_fetch_add((u64 *)address, by, __ATOMIC_RELAXED);
-#endif
-}
-TASK(add) {
-  if (fb_lane() == 0) *(u64 *)fb_result(c) = arg(t, 0) + arg(t, 1);
-}
-TASK(sum) {
-  u64 sum = 0;
-  for (u64 i = t->first + fb_lane(); i < t->first + t->count; i += fb_lanes()) sum += i;
-  count(arg(t, 0), sum);
-}
-// A tree: each task makes two of one less; the leaves count.
-TASK(tree) {
-  if (fb_lane() != 0) return;
-  const u64 depth = arg(t, 0);
-  if (depth == 0) { count(arg(t, 1), 1); return; }
-  const u64 args[2] = {depth - 1, arg(t, 1)};
-  for (u32 i = 0; i < 2; i++)
-    if (!fb_spawn(c, FN_tree, 0, 1, args, sizeof args)) {
-      // No room: all of that half at once.
-      count(arg(t, 1), 1ull << (depth - 1));
-      count(arg(t, 2), 1);
-    }
-}
-// A diamond: one task, `n` that wait for it, one that waits for all of them.
-TASK(diamond) {
-  if (fb_lane() != 0) return;
-  const u64 n = arg(t, 0);
-  const u64 last[2] = {arg(t, 1), n};
-  const u32 end = fb_node(c, (u32)n, FN_diamond_end, 0, 1, last, sizeof last);
-  if (end == FB_NONE) { fb_fail(c->grid, c->root, FB_FIRST_OWN); return; }
-  for (u64 i = 0; i < n; i++) {
-    const u64 args[2] = {arg(t, 1), end};
-    if (!fb_spawn(c, FN_diamond_side, i, 1, args, sizeof args)) {
-      count(arg(t, 1), 1);
-      fb_release(c, end);
-    }
-  }
-}
-TASK(diamond_side) {
-  if (fb_lane() != 0) return;
-  count(arg(t, 0), 1);
-  fb_release(c, (u32)arg(t, 1));
-}
-TASK(diamond_end) {
-  // All sides have been here.
-  if (fb_lane() == 0) *(u64 *)fb_result(c) = *(const volatile u64 *)arg(t, 0) == arg(t, 1);
-}
-TASK(endless) {
-  while (fb_burn(c, 1)) {}
-}
-TASK(deaf) {
-  // Says that it has begun, and waits for a word.
-  if (arg(t, 1)) fb_store_sys((u32 *)arg(t, 1), 1);
-  const u32 *word = (const u32 *)arg(t, 0);
-  while (!fb_load_sys(word)) {}
-}
-TASK(fails) { if (fb_lane() == 0) fb_fail(c->grid, c->root, FB_FIRST_OWN << 3); }
-TASK(unknown) { if (fb_lane() == 0) fb_spawn(c, 999, 0, 1, 0, 0); }
-// Numbers as a list on the heap: its sum, and with a second argument also a piece that is freed twice.
-TASK(heap) {
-  if (fb_lane() != 0) return;
-  struct Link { Link *next; u64 value; unsigned char more[40]; };
-  Link *all = 0;
-  u64 made = 0, sum = 0;
-  for (; made < arg(t, 0); made++) {
-    Link *l = (Link *)fb_new(c, sizeof(Link));
-    if (!l) break;
-    l->next = all;
-    l->value = made;
-    all = l;
-  }
-  while (all) {
-    Link *l = all;
-    all = l->next;
-    sum += l->value;
-    fb_delete(c, l);
-    if (!all && arg(t, 1)) fb_delete(c, l);
-  }
-  ((u64 *)fb_result(c))[0] = made;
-  ((u64 *)fb_result(c))[1] = sum;
-}
-TASK(keep) { if (fb_lane() == 0) *(void **)fb_result(c) = fb_new(c, arg(t, 0)); }
-// A range whose items a node waits for; it gets what they have added up.
-TASK(gather) {
-  if (fb_lane() != 0) return;
-  const u64 last[2] = {arg(t, 0), arg(t, 1)};
-  const u32 end = fb_node(c, (u32)arg(t, 1), FN_diamond_end, 0, 1, last, sizeof last);
-  const u64 part[2] = {arg(t, 0), end};
-  if (end == FB_NONE || !fb_spawn(c, FN_gathered, 0, arg(t, 1), part, sizeof part)) fb_fail(c->grid, c->root, FB_FIRST_OWN);
-}
-TASK(gathered) {
-  count(arg(t, 0), t->count);
-  fb_release_many(c, (u32)arg(t, 1), (u32)t->count);
-}
-TASK(again) {
-  // Makes itself anew until somebody lifts the gate.
-  if (fb_lane() == 0 && fb_load_sys((const u32 *)arg(t, 0)) == 0) fb_spawn(c, FN_again, 0, 1, t->args, 8);
-}
-TASK(pend) {
-  // Is not done before somebody else releases what waits.
-  const u64 args[2] = {20, 3};
-  if (fb_lane() == 0) fb_store_sys((u32 *)arg(t, 0), fb_node(c, 1, FN_add, 0, 1, args, sizeof args) + 1);
-}
-TASK(unpend) { if (fb_lane() == 0) fb_release(c, (u32)arg(t, 0)); }
-TASK(lift) { if (fb_lane() == 0) fb_store_sys((u32 *)arg(t, 0), 1); }
-TASK_PER_THREAD(thread_adds) { count(arg(t, 0), i); }
-TASK_PER_WARP(warp_adds) { if (fb_in_warp() == 0) count(arg(t, 0), i); }
-TASK(order) {
-  // Puts its number behind those that were here before.
-  u64 *list = (u64 *)arg(t, 0);
-  if (fb_lane() == 0) list[1 + list[0]++] = arg(t, 1);
-}
-"#;
+const TASKS: &str = include_str!("tasks.cu");
 
 const FUNCTIONS: [&str; 21] = [
     "pend",
@@ -166,20 +48,25 @@ fn builder() -> Builder {
 /// Set where device memory is not to be mapped into the processor.
 const PINNED: &str = "RESIDENT_TEST_PINNED";
 
-/// The CUDA device, in a process that has the stand-in.
+/// The CUDA device, in a process that has the stand-in, or that is for the real one.
 fn device() -> Option<Arc<dyn Device>> {
-    if !stand_in::is_here() {
+    let is_real = on_a_gpu::is_here();
+    if !stand_in::is_here() && !is_real {
         return None;
     }
-    let rm = FakeRm::default();
-    if std::env::var_os(PINNED).is_some() {
-        rm.refuse_mapping(Some(forebay_rm::error::NOT_SUPPORTED));
+    let refuses = std::env::var_os(PINNED).is_some();
+    if refuses || !is_real {
+        let rm = FakeRm::default();
+        if refuses {
+            rm.refuse_mapping(Some(forebay_rm::error::NOT_SUPPORTED));
+        }
+        cuda::use_rm(Arc::new(rm));
     }
-    cuda::use_rm(Arc::new(rm));
     discover(&[Kind::Cuda]).0.into_iter().next()
 }
 
 fn start(b: Builder) -> Option<Grid> {
+    words(0);
     if let Some(d) = device() {
         return Some(b.start_on(&d).unwrap());
     }
@@ -196,7 +83,29 @@ fn call(g: &Grid, name: &str, args: &[u64]) -> Call {
     Call::new(g.function(name).unwrap()).args(bytemuck::cast_slice(args))
 }
 
-fn address<T>(of: &T) -> u64 {
+/// Words that a test and its tasks share, all 0 and nobody else's for the rest of the process: on a device page-locked memory
+/// of the host, which has one address for both. They are there before the first grid is.
+fn words(n: usize) -> &'static [AtomicU64] {
+    const ALL: usize = 1 << 14;
+    static WORDS: OnceLock<&[AtomicU64]> = OnceLock::new();
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let all = WORDS.get_or_init(|| {
+        let Some(d) = device() else { return Box::leak((0..ALL).map(|_| AtomicU64::new(0)).collect()) };
+        let (here, there) = d.alloc_shared(8 * ALL).unwrap();
+        let p = here.host_ptr().unwrap().cast::<AtomicU64>();
+        std::mem::forget((here, there));
+        // SAFETY: so many words, which are zeroed, and whose memory is never given back.
+        unsafe { std::slice::from_raw_parts(p.as_ptr(), ALL) }
+    });
+    let first = NEXT.fetch_add(n, Ordering::Relaxed);
+    &all[first..first + n]
+}
+
+fn word() -> &'static AtomicU64 {
+    &words(1)[0]
+}
+
+fn address(of: &AtomicU64) -> u64 {
     std::ptr::from_ref(of) as u64
 }
 
@@ -231,15 +140,14 @@ fn every_task_is_done_once_and_answers_its_own_ticket() {
 fn ranges_trees_and_diamonds_are_whole() {
     for (blocks, queue, nodes) in [(1, 2, 2), (2, 64, 64), (4, 1 << 16, 256), (7, 4, 2)] {
         let Some(g) = start(builder().blocks(blocks).queue(queue).nodes(nodes).ring(64).grain(100)) else { return };
-        let (sum, leaves, at_once, sides) =
-            (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+        let (sum, leaves, at_once, sides) = (word(), word(), word(), AtomicU64::new(0));
         let n = 1_000_003u64;
-        let range = g.submit(call(&g, "sum", &[address(&sum)]).range(5, n)).unwrap();
-        let tree = g.submit(call(&g, "tree", &[14, address(&leaves), address(&at_once)])).unwrap();
+        let range = g.submit(call(&g, "sum", &[address(sum)]).range(5, n)).unwrap();
+        let tree = g.submit(call(&g, "tree", &[14, address(leaves), address(at_once)])).unwrap();
         let diamonds: Vec<_> = (0..20)
             .map(|_| {
-                let count = Box::new(AtomicU64::new(0));
-                let t = g.submit(call(&g, "diamond", &[40, address(&*count)])).unwrap();
+                let count = word();
+                let t = g.submit(call(&g, "diamond", &[40, address(count)])).unwrap();
                 (count, t)
             })
             .collect();
@@ -260,26 +168,25 @@ fn ranges_trees_and_diamonds_are_whole() {
         }
         assert!(sides.load(Ordering::Relaxed) == 20 || queue < 1 << 16);
         // An empty range is done at once.
-        g.wait(g.submit(call(&g, "sum", &[address(&sum)]).range(0, 0)).unwrap()).unwrap();
+        g.wait(g.submit(call(&g, "sum", &[address(sum)]).range(0, 0)).unwrap()).unwrap();
     }
 }
 
 #[test]
 fn what_is_urgent_comes_first() {
     let Some(g) = start(builder().blocks(1)) else { return };
-    let gate = std::sync::atomic::AtomicU32::new(0);
-    let list = Box::new([0u64; 12]);
-    let waiting = g.submit(call(&g, "deaf", &[address(&gate)])).unwrap();
-    let ordinary: Vec<_> = (0..5u64).map(|i| g.submit(call(&g, "order", &[address(&*list), i])).unwrap()).collect();
+    let gate = word();
+    let list = words(12);
+    let waiting = g.submit(call(&g, "deaf", &[address(gate)])).unwrap();
+    let ordinary: Vec<_> = (0..5u64).map(|i| g.submit(call(&g, "order", &[address(&list[0]), i])).unwrap()).collect();
     let urgent: Vec<_> =
-        (10..15u64).map(|i| g.submit(call(&g, "order", &[address(&*list), i]).urgent()).unwrap()).collect();
+        (10..15u64).map(|i| g.submit(call(&g, "order", &[address(&list[0]), i]).urgent()).unwrap()).collect();
     gate.store(1, Ordering::Release);
     g.wait(waiting).unwrap();
     for t in urgent.into_iter().chain(ordinary) {
         g.wait(t).unwrap();
     }
-    // SAFETY: all tasks that write it are done.
-    let list = unsafe { std::ptr::read_volatile(&*list) };
+    let list: Vec<u64> = list.iter().map(|w| w.load(Ordering::Acquire)).collect();
     assert_eq!(list[1..11], [10, 11, 12, 13, 14, 0, 1, 2, 3, 4]);
 }
 
@@ -287,11 +194,11 @@ fn what_is_urgent_comes_first() {
 #[test]
 fn what_is_urgent_comes_between_tasks_that_make_tasks() {
     let Some(g) = start(builder().blocks(1)) else { return };
-    let gate = Box::new(std::sync::atomic::AtomicU32::new(0));
-    let again = g.submit(call(&g, "again", &[address(&*gate)])).unwrap();
+    let gate = word();
+    let again = g.submit(call(&g, "again", &[address(gate)])).unwrap();
     // It is at it by then.
     std::thread::sleep(Duration::from_millis(100));
-    let lift = g.submit(call(&g, "lift", &[address(&*gate)]).urgent()).unwrap();
+    let lift = g.submit(call(&g, "lift", &[address(gate)]).urgent()).unwrap();
     g.wait_for(lift, Duration::from_secs(20)).map_err(|(e, _)| e).unwrap();
     g.wait(again).unwrap();
 }
@@ -306,8 +213,8 @@ fn what_goes_wrong_with_a_task_is_its_tickets_error_and_nobody_elses() {
     let fuel = g.submit(call(&g, "endless", &[]).fuel(1000)).unwrap();
     assert!(matches!(g.wait(fuel), Err(Error::OutOfFuel { function }) if function == "endless"));
     fine();
-    let leaves = AtomicU64::new(0);
-    let tree = g.submit(call(&g, "tree", &[20, address(&leaves), address(&leaves)]).fuel(500)).unwrap();
+    let leaves = word();
+    let tree = g.submit(call(&g, "tree", &[20, address(leaves), address(leaves)]).fuel(500)).unwrap();
     assert!(matches!(g.wait(tree), Err(Error::OutOfFuel { .. })));
     assert!(leaves.load(Ordering::Relaxed) < 1000);
     fine();
@@ -326,8 +233,8 @@ fn what_goes_wrong_with_a_task_is_its_tickets_error_and_nobody_elses() {
 #[test]
 fn a_full_ring_pushes_back_and_a_task_that_never_ends_is_named() {
     let Some(mut g) = start(builder().blocks(1).ring(4)) else { return };
-    let gate = Box::new(std::sync::atomic::AtomicU32::new(0));
-    let stuck = g.submit(call(&g, "deaf", &[address(&*gate)])).unwrap();
+    let gate = word();
+    let stuck = g.submit(call(&g, "deaf", &[address(gate)])).unwrap();
     let behind: Vec<_> = (0..3).map(|i| g.try_submit(call(&g, "add", &[i, i])).unwrap()).collect();
     assert!(matches!(g.try_submit(call(&g, "add", &[1, 1])), Err(Error::Full(4))));
     // The other ring has room.
@@ -354,14 +261,14 @@ fn a_full_ring_pushes_back_and_a_task_that_never_ends_is_named() {
 #[test]
 fn many_are_submitted_together() {
     let Some(g) = start(builder().blocks(2).ring(16)) else { return };
-    let (by_lane, by_block) = (AtomicU64::new(0), AtomicU64::new(0));
+    let (by_lane, by_block) = (word(), word());
     // More than the table has room for; some of them for all lanes of a block, some ranges.
     let n = 10_000u64;
     let calls: Vec<Call> = (0..n)
         .map(|i| match i % 100 {
-            0 => call(&g, "sum", &[address(&by_block)]).range(i, 1),
-            1 => call(&g, "thread_adds", &[address(&by_lane)]).range(i, 3),
-            _ => call(&g, "thread_adds", &[address(&by_lane)]).range(i, 1),
+            0 => call(&g, "sum", &[address(by_block)]).range(i, 1),
+            1 => call(&g, "thread_adds", &[address(by_lane)]).range(i, 3),
+            _ => call(&g, "thread_adds", &[address(by_lane)]).range(i, 1),
         })
         .collect();
     for round in 1..=2u64 {
@@ -386,7 +293,7 @@ fn many_are_submitted_together() {
     // One grid at a time is loaded.
     drop(g);
     let Some(g) = start(builder().blocks(1).aside(0).queue(2)) else { return };
-    let large = [call(&g, "sum", &[address(&by_block)]); 1000];
+    let large = [call(&g, "sum", &[address(by_block)]); 1000];
     let full = g.wait(g.submit_all(large).unwrap().remove(0)).unwrap_err();
     assert!(matches!(full, Error::NoRoom), "{full}");
 }
@@ -396,8 +303,8 @@ fn many_are_submitted_together() {
 fn who_takes_long_keeps_nobody_waiting_as_long_as_a_block_is_free() {
     // As many as may look at the host's memory, where that is limited.
     let Some(g) = start(builder().blocks(4).ring(4)) else { return };
-    let gate = Box::new(std::sync::atomic::AtomicU32::new(0));
-    let long = [0, 1].map(|_| g.submit(call(&g, "deaf", &[address(&*gate)])).unwrap());
+    let gate = word();
+    let long = [0, 1].map(|_| g.submit(call(&g, "deaf", &[address(gate)])).unwrap());
     for i in 0..50 {
         let quick = g.submit(call(&g, "add", &[i, 1])).unwrap();
         let done = g.wait_for(quick, Duration::from_secs(20)).map_err(|(e, _)| e);
@@ -413,8 +320,8 @@ fn who_takes_long_keeps_nobody_waiting_as_long_as_a_block_is_free() {
 #[test]
 fn what_is_free_is_found_behind_many_that_take_long() {
     let Some(g) = start(builder().blocks(1).ring(128)) else { return };
-    let nodes: Vec<_> = (0..100).map(|_| Box::new(std::sync::atomic::AtomicU32::new(0))).collect();
-    let long: Vec<_> = nodes.iter().map(|n| g.submit(call(&g, "pend", &[address(&**n)])).unwrap()).collect();
+    let nodes = words(100);
+    let long: Vec<_> = nodes.iter().map(|n| g.submit(call(&g, "pend", &[address(n)])).unwrap()).collect();
     for i in 0..300 {
         let quick = g.submit(call(&g, "add", &[i, 1])).unwrap();
         let done = g.wait_for(quick, Duration::from_secs(20)).map_err(|(e, _)| e);
@@ -422,7 +329,7 @@ fn what_is_free_is_found_behind_many_that_take_long() {
     }
     for (n, t) in nodes.iter().zip(long) {
         assert!(!t.is_done());
-        let number = u64::from(n.load(Ordering::Acquire) - 1);
+        let number = n.load(Ordering::Acquire) - 1;
         g.wait(g.submit(call(&g, "unpend", &[number])).unwrap()).unwrap();
         assert_eq!(g.wait(t).unwrap().result_as::<u64>(), 23);
     }
@@ -431,9 +338,9 @@ fn what_is_free_is_found_behind_many_that_take_long() {
 #[test]
 fn draining_finishes_everything_and_stopping_nothing_more() {
     let Some(mut g) = start(builder().blocks(2).ring(256)) else { return };
-    let leaves = AtomicU64::new(0);
+    let leaves = word();
     let trees: Vec<_> =
-        (0..50).map(|_| g.submit(call(&g, "tree", &[8, address(&leaves), address(&leaves)])).unwrap()).collect();
+        (0..50).map(|_| g.submit(call(&g, "tree", &[8, address(leaves), address(leaves)])).unwrap()).collect();
     g.drain().unwrap();
     assert!(leaves.load(Ordering::Relaxed) >= 50 << 8);
     assert!(trees.iter().all(|t| t.is_done()));
@@ -444,9 +351,9 @@ fn draining_finishes_everything_and_stopping_nothing_more() {
     assert!(matches!(g.drain(), Err(Error::Stopped)));
 
     let Some(mut g) = start(builder().blocks(1).ring(256)) else { return };
-    let gate = Box::leak(Box::new(std::sync::atomic::AtomicU32::new(0)));
-    let begun = std::sync::atomic::AtomicU32::new(0);
-    let running = g.submit(call(&g, "deaf", &[address(gate), address(&begun)])).unwrap();
+    let gate = word();
+    let begun = word();
+    let running = g.submit(call(&g, "deaf", &[address(gate), address(begun)])).unwrap();
     while begun.load(Ordering::Acquire) == 0 {
         std::thread::yield_now();
     }
@@ -473,9 +380,9 @@ fn draining_finishes_everything_and_stopping_nothing_more() {
 #[test]
 fn a_grid_whose_task_never_ends_can_be_dropped() {
     let Some(g) = start(builder().blocks(2)) else { return };
-    let gate = Box::leak(Box::new(std::sync::atomic::AtomicU32::new(0)));
-    let begun = std::sync::atomic::AtomicU32::new(0);
-    let t = g.submit(call(&g, "deaf", &[address(gate), address(&begun)])).unwrap();
+    let gate = word();
+    let begun = word();
+    let t = g.submit(call(&g, "deaf", &[address(gate), address(begun)])).unwrap();
     while begun.load(Ordering::Acquire) == 0 {
         std::thread::yield_now();
     }
@@ -568,10 +475,10 @@ fn a_function_is_called_when_a_task_is_done_or_never_will_be() {
             Err(e) => assert!(i == 9 && matches!(e, Error::Failed { .. }), "{i}: {e}"),
         }
     }
-    let (word, begun) = (AtomicU64::new(0), AtomicU64::new(0));
+    let (gate, begun) = (word(), word());
     for _ in 0..2 {
         let to = to.clone();
-        let wait = call(&g, "deaf", &[address(&word), address(&begun)]);
+        let wait = call(&g, "deaf", &[address(gate), address(begun)]);
         g.submit_then(wait, move |done| to.send((0, done.map(|d| d.result_as::<u64>()))).unwrap()).unwrap();
     }
     while begun.load(Ordering::Acquire) == 0 {
@@ -581,7 +488,7 @@ fn a_function_is_called_when_a_task_is_done_or_never_will_be() {
     let stuck = g.stop_within(Duration::from_millis(30)).unwrap_err();
     assert!(matches!(stuck, Error::TimedOut { .. }), "{stuck}");
     assert!(from.recv_timeout(Duration::from_millis(30)).is_err());
-    word.store(1, Ordering::Release);
+    gate.store(1, Ordering::Release);
     g.stop_within(Duration::from_secs(20)).unwrap();
     let mut ends: Vec<_> = (0..2).map(|_| from.recv_timeout(Duration::from_secs(20)).unwrap().1.is_ok()).collect();
     ends.sort();
@@ -683,8 +590,8 @@ fn tasks_allocate_and_free_and_the_host_sees_what_is_taken() {
 fn a_node_waits_for_every_item_of_a_range() {
     let Some(g) = start(builder().blocks(2).grain(16)) else { return };
     for n in [1u64, 16, 1000, 100_000] {
-        let sum = AtomicU64::new(0);
-        let done = g.wait(g.submit(call(&g, "gather", &[address(&sum), n])).unwrap()).unwrap();
+        let sum = word();
+        let done = g.wait(g.submit(call(&g, "gather", &[address(sum), n])).unwrap()).unwrap();
         assert_eq!((sum.load(Ordering::Relaxed), done.result_as::<u64>()), (n, 1), "{n}");
     }
 }
@@ -704,8 +611,8 @@ fn heaps_out_of_bounds_are_refused_and_grids_without_give_null() {
 fn a_function_may_be_for_a_thread_or_a_warp() {
     let Some(g) = start(builder().grain(7)) else { return };
     for name in ["thread_adds", "warp_adds"] {
-        let sum = AtomicU64::new(0);
-        g.wait(g.submit(call(&g, name, &[address(&sum)]).range(5, 1000)).unwrap()).unwrap();
+        let sum = word();
+        g.wait(g.submit(call(&g, name, &[address(sum)]).range(5, 1000)).unwrap()).unwrap();
         assert_eq!(sum.load(Ordering::Relaxed), (5..1005).sum::<u64>(), "{name}");
     }
 }
@@ -754,4 +661,11 @@ fn all_of_it_holds_on_cuda_with_the_stand_in() {
 #[test]
 fn all_of_it_holds_on_cuda_without_mapped_memory() {
     EVERYWHERE.iter().for_each(|name| stand_in::again_with(name, &[(PINNED, "1")]));
+}
+
+#[test]
+fn all_of_it_holds_on_a_gpu() {
+    on_a_gpu::all(&EVERYWHERE, &[]);
+    on_a_gpu::all(&EVERYWHERE, &[(PINNED, "1")]);
+    on_a_gpu::all(&cuda_only::ALL, &[]);
 }
