@@ -5,11 +5,15 @@ use std::io::{Read as _, Seek as _};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use forebay::Kind;
-use forebay_rm::{Client, Rm as _, SwitchLog};
+use std::time::Duration;
 
+use forebay::Kind;
 use forebay::hal::{Device, conformance, cuda::Nvrtc, discover};
 use forebay::transfer::{CALIBRATION, Direction, Engine, Host};
+use forebay_rm::{Client, Rm as _};
+use forebayd::trial::{self, Programs};
+
+use crate::sharing::{Actor, Stage};
 
 /// What `forebay doctor` takes.
 #[derive(clap::Args)]
@@ -98,7 +102,9 @@ const MPS: &str = forebayd::mps::PROGRAM;
 /// Says which ways of sharing devices among programs work here, and what to do about the others.
 fn service() {
     use forebay_proto::client::{Connection, Error};
-    match Connection::open("doctor") {
+    let connection = Connection::open("doctor");
+    let served = connection.is_ok();
+    match connection {
         Ok(c) => {
             let devices: Vec<String> = c.devices().unwrap_or_default().into_iter().map(|d| d.name).collect();
             crate::say(&format!("service: running for {:.0} s, version {}", c.up.as_secs_f64(), c.service));
@@ -112,9 +118,7 @@ fn service() {
     }
     match forebay_rm::Host.cards() {
         Err(e) => crate::say(&format!("  hardware (suspension, slices): not usable: {e}")),
-        Ok(cards) => {
-            cards.iter().for_each(|c| crate::say(&format!("  hardware, GPU {}: {}", c.minor, hardware(c.minor))))
-        }
+        Ok(cards) => cards.iter().for_each(|c| hardware(c.minor, cards.len(), served)),
     }
     let calls = forebay::hal::cuda::checkpoint::Checkpoints::open();
     crate::say(&match (&calls, forebayd::nvml::Gpu::open(0)) {
@@ -139,15 +143,72 @@ fn service() {
     });
 }
 
-/// What stands for and against dividing a GPU. Nothing is changed but that its log is on for a moment.
-fn hardware(gpu: u32) -> String {
+/// Two programs that work on a GPU all the time.
+struct Two {
+    stage: Stage,
+    programs: [Actor; 2],
+}
+
+impl Two {
+    /// On a GPU of this time kernels of a millisecond or so.
+    const ROUNDS: u32 = 400_000;
+
+    fn start() -> Result<Self, String> {
+        let stage = Stage::new(false)?;
+        let start = || stage.plain(Kind::Cuda, Self::ROUNDS, &[], &[]);
+        let programs = [start()?, start()?];
+        Ok(Two { stage, programs })
+    }
+}
+
+impl Programs for Two {
+    fn pids(&self) -> [u32; 2] {
+        self.programs.each_ref().map(Actor::pid)
+    }
+    fn items(&self) -> [u64; 2] {
+        self.programs.each_ref().map(Actor::items)
+    }
+    fn wait(&self, time: Duration) {
+        self.stage.watch(&[], time, |_| {});
+    }
+}
+
+/// Says what of dividing a GPU works here: with root it is tried, on two programs that are started for that and ended again.
+fn hardware(gpu: u32, of: usize, served: bool) {
+    let say = |what: &str| crate::say(&format!("  hardware, GPU {gpu}: {what}"));
     let own = match Client::open(Arc::new(forebay_rm::Host), gpu) {
         Ok(own) => Arc::new(own),
-        Err(e) => return format!("not usable: {e}"),
+        Err(e) => return say(&format!("not usable: {e}")),
     };
-    match SwitchLog::open(&own) {
-        Ok(_) => format!("its driver and its log answer: sudo forebay service --gpu {gpu} (experimental)"),
-        Err(e) => format!("its log of context switches is not to be had, which takes root: {e}"),
+    if !forebay_rm::Host.may_log() {
+        return say("its driver answers; the rest takes root: sudo forebay doctor");
+    }
+    if served {
+        return say("its driver answers; the rest is not tried beside a service that runs");
+    }
+    match Two::start() {
+        Err(e) => {
+            say(&format!("its driver answers; the rest was not tried, since two programs could not be started: {e}"))
+        }
+        Ok(two) => {
+            let steps = trial::run(&own, &two);
+            if of > 1 && steps.first().is_some_and(|s| s.outcome.is_err()) {
+                return say(
+                    "its driver answers; the rest was not tried: programs that were started are on another GPU",
+                );
+            }
+            for s in &steps {
+                match &s.outcome {
+                    Ok(how) => say(&format!("{}: works: {how}", s.what)),
+                    Err(why) => say(&format!("{}: NOT usable: {why}", s.what)),
+                }
+            }
+            if steps.iter().all(|s| s.outcome.is_ok()) {
+                say(&format!("to divide it: sudo forebay service --gpu {gpu} (experimental)"));
+            } else {
+                say(&format!("by the driver's process lock instead: sudo forebay service --gpu {gpu} --level lock"));
+            }
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 //! - [`guardian`] and [`ledger`]: who gives everything back when the service has gone, and how it knows what.
 //! - [`metrics`]: figures for Prometheus.
 //! - [`daemon`]: the daemon as a program: arguments, signals, systemd.
+//! - [`trial`]: what of that works on a machine, tried.
 //! - [`agent`]: divides an NVIDIA GPU's time among processes by suspension and slices, or by the driver's process lock;
 //!   [`accounts`]: what each has used, by the GPU's own log; [`samples`] and [`nvml`]: the same without the log; [`filled`]:
 //!   both together; [`steer`] chooses. Agent and log run on the fake of [`forebay_rm::fake`] (in tests and in
@@ -34,3 +35,4 @@ pub mod server;
 pub mod service;
 pub mod steer;
 pub mod system;
+pub mod trial;

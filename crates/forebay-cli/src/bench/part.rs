@@ -30,11 +30,14 @@ pub struct Found {
     failure: Option<String>,
 }
 
+/// How a part is measured.
+type Run = dyn FnOnce(&mut Found) -> Result<(), String>;
+
 /// One part.
 pub struct Part {
     name: String,
     limit: Duration,
-    run: Box<dyn FnOnce(&mut Found) -> Result<(), String>>,
+    run: Box<Run>,
 }
 
 impl Part {

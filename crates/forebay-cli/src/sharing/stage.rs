@@ -307,7 +307,7 @@ impl Actor {
     }
 
     /// Items so far.
-    fn items(&self) -> u64 {
+    pub fn items(&self) -> u64 {
         self.report.lock().unwrap_or_else(PoisonError::into_inner).items
     }
 

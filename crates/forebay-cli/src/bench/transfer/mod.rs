@@ -179,8 +179,6 @@ fn gpu_targets(direction: Direction, host: Host, found: &BesideCuda) -> Vec<Row>
     rows
 }
 
-/// Rows, and plots by name.
-
 fn curves(engine: &Arc<Engine>, found: &mut Found) -> Result<()> {
     let device = engine.device().clone();
     let kind = device.info().kind;
