@@ -14,7 +14,8 @@ pub use self::mix::{Mix, be};
 /// Measurements of each policy.
 const ROUNDS: usize = 3;
 /// Ours is the first.
-pub(super) const POLICIES: [&str; 3] = ["forebay", "dmda", "eager"];
+pub(super) const POLICIES: [&str; 3] = [OURS, "dmda", "eager"];
+const OURS: &str = "forebay";
 
 /// The plugin, if it has been built: beside this command, as cargo leaves both.
 fn plugin() -> Result<PathBuf> {
@@ -26,8 +27,8 @@ fn plugin() -> Result<PathBuf> {
 /// Has a command use StarPU with a policy, and with the models in `home`.
 fn under(c: &mut Command, policy: &str, home: &Path, calibrate: bool) -> Result<()> {
     c.env("STARPU_HOME", home).env("STARPU_SILENT", "1").env("STARPU_OPENCL_ON_CPUS", "1").env("FOREBAY_SOCKET", "");
-    if policy == "forebay" {
-        c.env("LD_PRELOAD", plugin()?);
+    if policy == OURS {
+        c.env("LD_PRELOAD", plugin()?).env("FOREBAY_STARPU_LOG", "1");
     } else {
         c.env("STARPU_SCHED", policy).env("STARPU_CALIBRATE", if calibrate { "1" } else { "0" });
     }
@@ -39,6 +40,10 @@ fn told(mut c: Command, policy: &str, what: &str) -> Result<f64> {
     let out = c.output().map_err(|e| e.to_string())?;
     let said = String::from_utf8_lossy(&out.stdout).into_owned();
     let found = said.lines().find_map(|l| l.strip_prefix(what)?.trim().parse().ok());
+    // A library that was built without StarPU does nothing: what was measured would be StarPU's own policy.
+    if policy == OURS && !String::from_utf8_lossy(&out.stderr).contains("forebay: ") {
+        return Err("the policy placed nothing: was it built where StarPU's headers are? (cargo build --release -p forebay-starpu)".into());
+    }
     let wrong = || format!("{policy}: the StarPU program said {said:?}, {:?}", String::from_utf8_lossy(&out.stderr));
     found.filter(|_| out.status.success()).ok_or_else(wrong)
 }
