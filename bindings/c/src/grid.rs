@@ -244,6 +244,17 @@ pub unsafe extern "C" fn forebay_grid_drain(grid: *mut forebay_grid) -> i32 {
     status(|| unsafe { Ok(known(grid, "the grid")?.0.drain()?) })
 }
 
+/// The same, but waits so many ms at most: FOREBAY_AGAIN when it takes longer; the reason names a block that is stuck. Nothing
+/// more can be submitted then, and this or forebay_grid_stop can be called again.
+///
+/// # Safety
+/// As the rules say. Nobody else is in a call with it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn forebay_grid_drain_within(grid: *mut forebay_grid, wait_ms: u32) -> i32 {
+    // SAFETY: C's promises.
+    status(|| unsafe { Ok(known(grid, "the grid")?.0.drain_within(Duration::from_millis(wait_ms.into()))?) })
+}
+
 /// Ends a grid after the tasks that are running, and waits for them so many ms at most. FOREBAY_AGAIN when they take longer;
 /// the reason names one that is stuck. What was not begun is FOREBAY_CLOSED for whoever waits for it.
 ///

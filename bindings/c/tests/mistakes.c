@@ -152,6 +152,7 @@ static void grid(void) {
   call.fuel = 0;
   GOOD(forebay_grid_submit(g, &call, 1, &t));
   GOOD(forebay_grid_submit(g, &call, 1, &other));
+  EXPECT(FOREBAY_AGAIN, forebay_grid_drain_within(g, 1), "not done after");
   while (forebay_grid_stop(g, 1) == FOREBAY_AGAIN) __atomic_store_n(&gate, 1, __ATOMIC_RELEASE);
   EXPECT(FOREBAY_CLOSED, forebay_grid_drain(g), "stopped");
   EXPECT(FOREBAY_CLOSED, forebay_grid_wait(g, other, FOREBAY_FOREVER, NULL), "stopped");

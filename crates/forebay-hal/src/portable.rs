@@ -9,8 +9,11 @@
 /// Compiler options for OpenCL programs; part of the cache key.
 pub const OPENCL_OPTIONS: &str = "-cl-std=CL1.2 -cl-kernel-arg-info";
 
-/// Compiler options for NVRTC, beside the architecture; part of the cache key.
-pub const NVRTC_OPTIONS: [&str; 3] = ["--std=c++17", "--fmad=false", "-default-device"];
+/// Compiler options for NVRTC, beside the architecture; part of the cache key. CUDA C++ that a program brings itself is
+/// compiled with these, as NVIDIA's compilers do it by themselves.
+pub const NVRTC_OPTIONS: [&str; 2] = ["--std=c++17", "-default-device"];
+/// The same for portable kernels.
+pub const NVRTC_OPTIONS_HERE: [&str; 3] = ["--std=c++17", "-default-device", "--fmad=false"];
 
 /// What a portable kernel begins with under OpenCL.
 pub const OPENCL_PRELUDE: &str = "\

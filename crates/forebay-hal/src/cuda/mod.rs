@@ -323,18 +323,17 @@ impl CudaDevice {
     }
 
     /// The module of a source text, compiled or from the cache.
-    fn module_of(&self, text: &str, entry: &str) -> Result<Arc<CudaModule>> {
+    fn module_of(&self, text: &str, entry: &str, options: &[&str]) -> Result<Arc<CudaModule>> {
         let nvrtc = Nvrtc::get()?;
         let (major, minor) = nvrtc.version();
-        let options = portable::NVRTC_OPTIONS.join(" ");
-        let compiler = format!("nvrtc {major}.{minor} sm_{} {options}", self.cc);
+        let compiler = format!("nvrtc {major}.{minor} sm_{} {}", self.cc, options.join(" "));
         let key = Cache::key(&[b"cuda", text.as_bytes(), compiler.as_bytes()]);
         self.modules.get_or(&key, || {
             self.may_load(entry)?;
             if let Some(module) = self.cache.get(&key).and_then(|binary| self.load(&binary, entry).ok()) {
                 return Ok(module);
             }
-            let binary = nvrtc.compile(text, entry, self.cc, &self.context.name)?;
+            let binary = nvrtc.compile(text, entry, self.cc, options, &self.context.name)?;
             let module = self.load(&binary, entry)?;
             self.cache.put(&key, &binary);
             Ok(module)
@@ -574,8 +573,11 @@ impl Device for CudaDevice {
     fn compile(&self, source: &Source, entry: &str) -> Result<Kernel> {
         let c = &self.context;
         let module = match source {
-            Source::CudaCpp(s) => self.module_of(s, entry)?,
-            Source::Portable(s) => self.module_of(&format!("{}{s}", portable::CUDA_PRELUDE), entry)?,
+            Source::CudaCpp(s) => self.module_of(s, entry, &portable::NVRTC_OPTIONS)?,
+            Source::Portable(s) => {
+                let text = format!("{}{s}", portable::CUDA_PRELUDE);
+                self.module_of(&text, entry, &portable::NVRTC_OPTIONS_HERE)?
+            }
             Source::CudaBinary(b) => {
                 let key = Cache::key(&[b"cuda binary", b]);
                 // PTX is text and must end in a NUL.

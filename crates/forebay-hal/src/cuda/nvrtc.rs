@@ -1,8 +1,12 @@
 //! NVIDIA's run-time compiler, opened at run time.
 //!
 //! It is looked for in `$FOREBAY_NVRTC` (a file or a folder), by its usual names, beside a CUDA toolkit, and where PyPI's
-//! packages put it (`nvidia-cuda-nvrtc`, which PyTorch brings along): in the active environment, for the user, for all. Its `builtins` library lies beside it and is loaded by absolute path first,
-//! since the compiler otherwise fails with BUILTIN_OPERATION_FAILURE when it is not on the loader's path.
+//! packages put it (`nvidia-cuda-nvrtc`, which PyTorch brings along): in the active environment, for the user, for all. Its
+//! `builtins` library lies beside it and is loaded by absolute path first, since the compiler otherwise fails with
+//! BUILTIN_OPERATION_FAILURE when it is not on the loader's path.
+//!
+//! Of several versions the newest is taken whose code the driver is sure to take: one of the driver's own CUDA version or an
+//! older one. For a GPU that is newer than the compiler it makes PTX, which the driver compiles further.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -49,13 +53,42 @@ table! {
     log / "nvrtcGetProgramLog": unsafe extern "C" fn(Program, *mut c_char) -> c_int;
     cubin_size / "nvrtcGetCUBINSize": unsafe extern "C" fn(Program, *mut usize) -> c_int;
     cubin / "nvrtcGetCUBIN": unsafe extern "C" fn(Program, *mut c_char) -> c_int;
+    ptx_size / "nvrtcGetPTXSize": unsafe extern "C" fn(Program, *mut usize) -> c_int;
+    ptx / "nvrtcGetPTX": unsafe extern "C" fn(Program, *mut c_char) -> c_int;
+    known / "nvrtcGetNumSupportedArchs": unsafe extern "C" fn(*mut c_int) -> c_int;
+    architectures / "nvrtcGetSupportedArchs": unsafe extern "C" fn(*mut c_int) -> c_int;
 }
 
-/// Major versions of NVRTC that are looked for, newest first.
-const VERSIONS: [u32; 3] = [13, 12, 11];
+/// Major versions of NVRTC that are looked for, and what its library is called.
+const VERSIONS: [(u32, &str); 3] = [(13, "13"), (12, "12"), (11, "11.2")];
+/// More architectures than any NVRTC knows.
+const MAX_ARCHITECTURES: usize = 256;
 
-fn candidates() -> Vec<PathBuf> {
-    let names: Vec<String> = VERSIONS.iter().map(|v| format!("libnvrtc.so.{v}")).collect();
+/// The names of its library: with a driver of this major version those that suit it come first, the newest of them first.
+fn names(driver: Option<u32>) -> Vec<String> {
+    let mut versions = VERSIONS;
+    versions.sort_by_key(|(v, _)| (driver.is_some_and(|d| *v > d), std::cmp::Reverse(*v)));
+    versions.iter().map(|(_, name)| format!("libnvrtc.so.{name}")).collect()
+}
+
+/// The major version of CUDA that the driver has, if there is one.
+fn driver() -> Option<u32> {
+    let (d, mut version) = (super::sys::driver().ok()?, 0);
+    // SAFETY: `version` is valid; the call needs no initialisation.
+    let code = unsafe { (d.cuDriverGetVersion)(&mut version) };
+    (code == super::sys::SUCCESS).then_some(version as u32 / 1000)
+}
+
+/// For which architecture of those that a compiler knows code is made for compute capability `cc`, and whether as PTX: for the
+/// newest one that is older, where it is not known itself.
+fn target(known: &[c_int], cc: u32) -> Option<(u32, bool)> {
+    let known = known.iter().filter_map(|a| u32::try_from(*a).ok());
+    let best = known.filter(|a| *a <= cc).max()?;
+    Some((best, best != cc))
+}
+
+fn candidates(driver: Option<u32>) -> Vec<PathBuf> {
+    let names = names(driver);
     let mut out = Vec::new();
     if let Some(p) = std::env::var_os("FOREBAY_NVRTC").map(PathBuf::from) {
         if p.is_dir() { out.extend(names.iter().map(|n| p.join(n))) } else { out.push(p) }
@@ -111,7 +144,7 @@ impl Nvrtc {
 
     fn open() -> Result<Nvrtc> {
         let mut why = String::new();
-        for path in candidates() {
+        for path in candidates(driver()) {
             let mut libraries = Vec::new();
             if let Some(dir) = path.parent().filter(|d| !d.as_os_str().is_empty()) {
                 for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
@@ -136,7 +169,7 @@ impl Nvrtc {
         }
         Err(Error::NoLibrary {
             kind: Kind::Cuda,
-            library: "libnvrtc.so.13 / .12 / .11".into(),
+            library: "libnvrtc.so.13 / .12 / .11.2".into(),
             why: format!("{why}; set FOREBAY_NVRTC to its folder"),
         })
     }
@@ -149,11 +182,24 @@ impl Nvrtc {
         (major, minor)
     }
 
-    /// Compiles CUDA C++ to a cubin for compute capability `cc` (90 for Hopper).
+    /// The architectures that it knows; none where it does not say.
+    fn known(&self) -> Vec<c_int> {
+        let (mut n, mut all) = (0, [0; MAX_ARCHITECTURES]);
+        // SAFETY: both are valid, and there is room for that many.
+        unsafe {
+            if (self.known)(&mut n) != 0 || n < 0 || n as usize > all.len() || (self.architectures)(all.as_mut_ptr()) != 0 {
+                return Vec::new();
+            }
+        }
+        all[..n as usize].to_vec()
+    }
+
+    /// Compiles CUDA C++ for compute capability `cc` (90 for Hopper) with these options: to a cubin, or to PTX, which ends in a
+    /// NUL, for a device that the compiler does not know yet.
     ///
     /// # Errors
     /// [`Error::Compile`] with the log and the source lines it names.
-    pub fn compile(&self, source: &str, entry: &str, cc: u32, device: &str) -> Result<Vec<u8>> {
+    pub fn compile(&self, source: &str, entry: &str, cc: u32, options: &[&str], device: &str) -> Result<Vec<u8>> {
         let failed = |log: String| Error::Compile { device: device.into(), entry: entry.into(), log };
         let text = CString::new(source).map_err(|_| failed("the source contains a NUL byte".into()))?;
         let name = c"kernel.cu";
@@ -165,8 +211,18 @@ impl Nvrtc {
             return Err(failed(format!("nvrtcCreateProgram: status {made}")));
         }
         let _guard = Destroy(self, p);
-        let arch = CString::new(format!("--gpu-architecture=sm_{cc}")).unwrap_or_default();
-        let options: Vec<CString> = portable::NVRTC_OPTIONS.iter().filter_map(|o| CString::new(*o).ok()).collect();
+        let known = self.known();
+        let (arch, as_ptx) = match target(&known, cc) {
+            Some(target) => target,
+            None if known.is_empty() => (cc, false),
+            None => {
+                let (major, minor) = self.version();
+                return Err(failed(format!("NVRTC {major}.{minor} makes no code for a device as old as sm_{cc}")));
+            }
+        };
+        let arch = format!("--gpu-architecture={}_{arch}", if as_ptx { "compute" } else { "sm" });
+        let arch = CString::new(arch).unwrap_or_default();
+        let options: Vec<CString> = options.iter().filter_map(|o| CString::new(*o).ok()).collect();
         let mut pointers: Vec<*const c_char> = options.iter().map(|o| o.as_ptr()).collect();
         pointers.push(arch.as_ptr());
         // SAFETY: `pointers` holds that many valid strings.
@@ -182,14 +238,15 @@ impl Nvrtc {
             };
             return Err(failed(format!("status {status}\n{}", crate::opencl::annotate(&log, source))));
         }
+        let (size, get) = if as_ptx { (self.ptx_size, self.ptx) } else { (self.cubin_size, self.cubin) };
         let mut n = 0usize;
         // SAFETY: as above.
         unsafe {
-            if (self.cubin_size)(p, &mut n) != 0 || n == 0 {
-                return Err(failed("the compiler made no cubin".into()));
+            if size(p, &mut n) != 0 || n == 0 {
+                return Err(failed("the compiler made no code".into()));
             }
             let mut out = vec![0u8; n];
-            (self.cubin)(p, out.as_mut_ptr().cast());
+            get(p, out.as_mut_ptr().cast());
             Ok(out)
         }
     }
@@ -229,6 +286,18 @@ mod tests {
     }
 
     #[test]
+    fn the_version_suits_the_driver_and_the_architecture_the_device() {
+        assert_eq!(names(None), ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2"]);
+        assert_eq!(names(Some(13)), names(None));
+        assert_eq!(names(Some(12)), ["libnvrtc.so.12", "libnvrtc.so.11.2", "libnvrtc.so.13"]);
+        let known = [75, 80, 90, 100];
+        assert_eq!(target(&known, 90), Some((90, false)));
+        assert_eq!(target(&known, 89), Some((80, true)));
+        assert_eq!(target(&known, 103), Some((100, true)));
+        assert_eq!((target(&known, 70), target(&[], 90)), (None, None));
+    }
+
+    #[test]
     fn compiles_without_a_gpu_and_reports_the_source_line() {
         let nvrtc = match Nvrtc::get() {
             Ok(n) => n,
@@ -241,10 +310,16 @@ mod tests {
             "{}KERNEL void f(GLOBAL float *a, uint n) {{ if (gid_x() < n) a[gid_x()] *= 2; }}",
             portable::CUDA_PRELUDE
         );
-        let cubin = nvrtc.compile(&good, "f", 90, "sm_90").unwrap();
+        let compile = |text: &str, cc| nvrtc.compile(text, "f", cc, &portable::NVRTC_OPTIONS_HERE, "test");
+        let cubin = compile(&good, 90).unwrap();
         assert_eq!(&cubin[..4], b"\x7fELF");
+        // One that nobody has built yet, and one that nobody has any more.
+        let ptx = compile(&good, 9999).unwrap();
+        assert!(ptx.starts_with(b"//") && ptx.ends_with(&[0]), "{}", String::from_utf8_lossy(&ptx));
+        let old = compile(&good, 20).unwrap_err().to_string();
+        assert!(old.contains("as old as sm_20"), "{old}");
         let bad = format!("{}KERNEL void f(GLOBAL float *a) {{\n  a[0] = nonsense;\n}}", portable::CUDA_PRELUDE);
-        let e = nvrtc.compile(&bad, "f", 90, "sm_90").unwrap_err().to_string();
+        let e = compile(&bad, 90).unwrap_err().to_string();
         assert!(e.contains("nonsense") && e.contains("source line 2"), "{e}");
     }
 }

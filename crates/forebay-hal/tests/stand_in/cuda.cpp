@@ -949,5 +949,9 @@ API int nvrtcCompileProgram(void* handle, int, const char* const*) {
 }
 API int nvrtcGetProgramLogSize(void* p, size_t* n) { *n = ((Program*)p)->log.size() + 1; return 0; }
 API int nvrtcGetProgramLog(void* p, char* out) { strcpy(out, ((Program*)p)->log.c_str()); return 0; }
+API int nvrtcGetNumSupportedArchs(int* n) { *n = 1; return 0; }
+API int nvrtcGetSupportedArchs(int* to) { *to = 10; return 0; }
+API int nvrtcGetPTXSize(void*, size_t*) { return 3; }
+API int nvrtcGetPTX(void*, char*) { return 3; }
 API int nvrtcGetCUBINSize(void* p, size_t* n) { *n = ((Program*)p)->binary.size(); return 0; }
 API int nvrtcGetCUBIN(void* p, char* out) { auto& b = ((Program*)p)->binary; memcpy(out, b.data(), b.size()); return 0; }

@@ -443,6 +443,15 @@ impl Grid {
         self.end(layout::STOP_DRAIN, None)
     }
 
+    /// [`Grid::drain`] that waits so long at most. After [`Error::TimedOut`], which names a block that is stuck, it can be called
+    /// again, or the grid stopped or dropped; nothing more can be submitted.
+    ///
+    /// # Errors
+    /// As [`Grid::drain`]; [`Error::TimedOut`].
+    pub fn drain_within(&mut self, time: Duration) -> Result<()> {
+        self.end(layout::STOP_DRAIN, Some(time))
+    }
+
     /// Ends the grid after the tasks that are running. What was not begun is [`Error::Stopped`] for whoever waits for it.
     ///
     /// # Errors

@@ -378,6 +378,28 @@ fn draining_finishes_everything_and_stopping_nothing_more() {
 }
 
 #[test]
+fn draining_a_grid_whose_task_never_ends_says_which_one_and_can_be_gone_on_with() {
+    let Some(mut g) = start(builder().blocks(1)) else { return };
+    let (gate, begun) = (word(), word());
+    let long = g.submit(call(&g, "deaf", &[address(gate), address(begun)])).unwrap();
+    let behind = g.submit(call(&g, "add", &[20, 3])).unwrap();
+    while begun.load(Ordering::Acquire) == 0 {
+        std::thread::yield_now();
+    }
+    // The watchdog begins to count at the end of the first wait.
+    let time = Duration::from_millis(1200);
+    assert!(matches!(g.drain_within(time), Err(Error::TimedOut { waited, .. }) if waited >= time));
+    let why = g.drain_within(time).unwrap_err();
+    assert!(matches!(&why, Error::TimedOut { stuck: Some(s), .. } if s.function == "deaf"), "{why}");
+    assert!(matches!(g.submit(call(&g, "add", &[1, 1])), Err(Error::Stopped)));
+    gate.store(1, Ordering::Release);
+    g.drain_within(Duration::from_secs(20)).unwrap();
+    g.wait(long).unwrap();
+    assert_eq!(g.wait(behind).unwrap().result_as::<u64>(), 23);
+    assert!(matches!(g.drain_within(Duration::ZERO), Err(Error::Stopped)));
+}
+
+#[test]
 fn a_grid_whose_task_never_ends_can_be_dropped() {
     let Some(g) = start(builder().blocks(2)) else { return };
     let gate = word();
@@ -624,16 +646,18 @@ fn the_device_code_compiles_for_gpus() {
         eprintln!("skipped: no NVRTC here");
         return;
     };
+    let options = forebay::hal::portable::NVRTC_OPTIONS;
     for architecture in [75, 90, 100] {
-        let binary = nvrtc.compile(&builder().text(), "fb_grid", architecture, "test").unwrap();
+        let binary = nvrtc.compile(&builder().text(), "fb_grid", architecture, &options, "test").unwrap();
         assert!(!binary.is_empty());
     }
     let copy = include_str!("../../../../device/copy.cu");
-    assert!(!nvrtc.compile(copy, "forebay_copy", 75, "test").unwrap().is_empty());
+    assert!(!nvrtc.compile(copy, "forebay_copy", 75, &options, "test").unwrap().is_empty());
 }
 
 /// What holds of a grid on the CPU holds of one whose rings are in device memory, and of one that has none of that.
-const EVERYWHERE: [&str; 17] = [
+const EVERYWHERE: [&str; 18] = [
+    "draining_a_grid_whose_task_never_ends_says_which_one_and_can_be_gone_on_with",
     "what_is_free_is_found_behind_many_that_take_long",
     "what_is_urgent_comes_between_tasks_that_make_tasks",
     "every_task_is_done_once_and_answers_its_own_ticket",

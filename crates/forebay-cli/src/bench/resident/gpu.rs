@@ -678,8 +678,9 @@ mod tests {
             return;
         };
         let text = Builder::new(TASKS).functions(FUNCTIONS).text();
+        let options = forebay::hal::portable::NVRTC_OPTIONS;
         for architecture in [75, 90, 100] {
-            assert!(!nvrtc.compile(&text, "fb_grid", architecture, "test").unwrap().is_empty());
+            assert!(!nvrtc.compile(&text, "fb_grid", architecture, &options, "test").unwrap().is_empty());
         }
     }
 
