@@ -12,7 +12,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use crate::{Error, Kind, Result, portable};
+use crate::{Error, Kind, Result};
 
 type Program = *mut c_void;
 
@@ -187,7 +187,11 @@ impl Nvrtc {
         let (mut n, mut all) = (0, [0; MAX_ARCHITECTURES]);
         // SAFETY: both are valid, and there is room for that many.
         unsafe {
-            if (self.known)(&mut n) != 0 || n < 0 || n as usize > all.len() || (self.architectures)(all.as_mut_ptr()) != 0 {
+            if (self.known)(&mut n) != 0
+                || n < 0
+                || n as usize > all.len()
+                || (self.architectures)(all.as_mut_ptr()) != 0
+            {
                 return Vec::new();
             }
         }
@@ -264,6 +268,7 @@ impl Drop for Destroy<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::portable;
 
     #[test]
     fn packages_for_python_are_found_the_newest_first() {
