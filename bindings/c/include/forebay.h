@@ -226,6 +226,11 @@ void forebay_ticket_free(forebay_ticket *ticket);
 // Ends a grid after all that was submitted is done.
 int32_t forebay_grid_drain(forebay_grid *grid);
 
+// The same, but waits so many ms at most: FOREBAY_AGAIN when it takes longer; the reason names a block that is stuck. Nothing
+// more can be submitted then, and this or forebay_grid_stop can be called again.
+int32_t forebay_grid_drain_within(forebay_grid *grid,
+                                  uint32_t wait_ms);
+
 // Ends a grid after the tasks that are running, and waits for them so many ms at most. FOREBAY_AGAIN when they take longer;
 // the reason names one that is stuck. What was not begun is FOREBAY_CLOSED for whoever waits for it.
 int32_t forebay_grid_stop(forebay_grid *grid,
