@@ -9,9 +9,9 @@
 //! 3. It is given by shares ([`crate::share::shares`]). A member whose demand is less than its share counts with its
 //!    demand and [`MARGIN`]; the rest flows to others, at last to `background` ones.
 //! 4. A member holds at most [`SLACK_NS`] a unit and its part of [`FLOAT_NS`]; beyond that, all together at most what the
-//!    others owe ([`MAX_OWED_NS`]), whoever it is that they lack it of: where many begin at once they have some of its time
-//!    before its turn, and it gets that back. What it cannot hold is lost, so that others do not overtake it only because the
-//!    operating system lets them run more. If more than one part in [`TOLERATED`] of the device is idle because of that,
+//!    others owe ([`MAX_OWED_NS`]) and will pay (those without a share do not), whoever it is that they lack it of: where many
+//!    begin at once they have some of its time before its turn, and it gets that back. What it cannot hold is lost, so that
+//!    others do not overtake it only because the operating system lets them run more. If more than one part in [`TOLERATED`] of the device is idle because of that,
 //!    those that have little left get that time on top; but not what somebody with credit falls short of its share by:
 //!    that one is being held up, and would be more.
 //! 5. `interactive` members are filled first, up to [`RESERVE`] of what the device delivers; beyond that they are
@@ -325,7 +325,9 @@ impl Bank {
         let due = used_ns.saturating_add(spare_ns).saturating_add(self.carry_ns);
         let pot = due.saturating_add(lost).min(most_ns);
         self.carry_ns = due.saturating_sub(pot).min(FLOAT_NS * self.units);
-        let debts = self.accounts.values().filter(|a| a.member.active).map(|a| a.balance.min(0).unsigned_abs());
+        // Who has no share pays nothing back: what it owes would be had from those who owe nothing, whenever it is asked for.
+        let paid = self.accounts.values().filter(|a| a.member.active && a.share > 0);
+        let debts = paid.map(|a| a.balance.min(0).unsigned_abs());
         let owed = debts.fold(0u64, u64::saturating_add).min(MAX_OWED_NS * self.units);
         let float = i128::from(float_ns * self.units);
         let gained = (u128::from(pot) * u128::from(RESERVE) / u128::from(WHOLE)) as u64;

@@ -9,7 +9,7 @@ use common::{Program, Service, spin, until};
 use forebay::{Datablock, Graph, Runtime, Task, Template};
 use forebay_proto::wire::Class;
 
-/// Not a test: a graph of three tasks that each take `TASK_US`, fed without end, or every `PERIOD_MS`.
+/// Not a test: a graph of three tasks, or `STAGES`, that each take `TASK_US`, fed without end, or every `PERIOD_MS`.
 #[test]
 #[ignore = "a program that other tests start"]
 fn program() {
@@ -25,10 +25,10 @@ fn program() {
             Ok(())
         })
     };
-    let all: Vec<_> = ["a", "b", "c"].iter().map(|n| g.add(stage(n)).unwrap()).collect();
-    g.connect((all[0], "out"), (all[1], "in")).unwrap();
-    g.connect((all[1], "out"), (all[2], "in")).unwrap();
-    let (feed, drain) = (g.feed((all[0], "in"), 4).unwrap(), g.drain((all[2], "out"), 4).unwrap());
+    let stages = number("STAGES").unwrap_or(3);
+    let all: Vec<_> = (0..stages).map(|n| g.add(stage(&n.to_string())).unwrap()).collect();
+    all.windows(2).for_each(|two| g.connect((two[0], "out"), (two[1], "in")).unwrap());
+    let (feed, drain) = (g.feed((all[0], "in"), 4).unwrap(), g.drain((all[all.len() - 1], "out"), 4).unwrap());
     let run = Runtime::builder().cpu_only().build().unwrap().start(g).unwrap();
     if std::env::var_os("ENDS").is_some() {
         // By now it is suspended: nothing of this is worked off.
@@ -303,6 +303,39 @@ fn an_interactive_graph_comes_through_beside_a_hog() {
         first.1 < normal.1 && first.0 * 5 < normal.0 * 4
     };
     assert!((0..3).any(comes_through));
+}
+
+/// One whose graph has one task at a time, and a share of more: it says that it wants no more than it can use, so the other one
+/// has at least half of what it leaves (a worker that is woken counts as one at work until it sleeps again).
+#[test]
+fn what_a_pipeline_cannot_use_others_have() {
+    let cores = std::thread::available_parallelism().unwrap().get() as f64;
+    if cores < 2.0 {
+        return eprintln!("skipped: one core");
+    }
+    let s = Service::start(&[]);
+    let start = |stages: u32, task_us: u32| {
+        let settings = [("STAGES", stages.to_string()), ("TASK_US", task_us.to_string())];
+        let p = Program::start(&s, "program", &settings);
+        until("it has joined", || s.process(p.pid()).is_some());
+        p
+    };
+    let programs = [start(1, 300), start(3, 1000)];
+    s.set(programs[0].pid(), Class::Custom(800_000));
+    std::thread::sleep(Duration::from_secs(1));
+    let parts = || {
+        let (before, begun) = (programs.each_ref().map(Program::cpu), Instant::now());
+        std::thread::sleep(Duration::from_secs(2));
+        let all = cores * begun.elapsed().as_secs_f64();
+        [0, 1].map(|i: usize| (programs[i].cpu() - before[i]).as_secs_f64() / all)
+    };
+    let mut last = [0.0; 2];
+    // Other tests may have the cores for a while.
+    let has_it = (0..5).any(|_| {
+        last = parts();
+        last[1] > 0.5 * (1.0 - 1.0 / cores)
+    });
+    assert!(has_it, "{last:?} of {cores} cores");
 }
 
 #[test]

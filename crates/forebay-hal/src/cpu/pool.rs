@@ -69,6 +69,7 @@ pub(super) struct Shared {
     long: AtomicUsize,
     stop: AtomicBool,
     idle_hooks: Mutex<Vec<IdleHook>>,
+    sleep_hooks: Mutex<Vec<IdleHook>>,
 }
 
 /// What a worker calls when it has run out of work, with the number of others that sleep: false when it is not needed any
@@ -140,6 +141,7 @@ impl Pool {
             long: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             idle_hooks: Mutex::default(),
+            sleep_hooks: Mutex::default(),
         });
         let mut handles = Vec::with_capacity(workers);
         for (index, queue) in queues.into_iter().enumerate() {
@@ -174,6 +176,12 @@ impl Pool {
     /// be short: the worker takes no job meanwhile. It is dropped when it returns false.
     pub fn on_idle(&self, hook: IdleHook) {
         self.shared.idle_hooks.lock().unwrap_or_else(PoisonError::into_inner).push(hook);
+    }
+
+    /// Calls `hook` whenever a worker goes to sleep, also one that was woken in vain and has not been at work since, with the
+    /// number of those that sleep then, it included. It is dropped when it returns false.
+    pub fn on_sleep(&self, hook: IdleHook) {
+        self.shared.sleep_hooks.lock().unwrap_or_else(PoisonError::into_inner).push(hook);
     }
 
     /// Whether any worker thread could be started; without one no job ever runs.
@@ -525,6 +533,13 @@ impl Look for Worker {
 
     fn more(&self) -> bool {
         self.shared.overflow_len.load(Ordering::Relaxed) > 0
+    }
+
+    fn sleeps(&self, sleepers: usize) {
+        // Another worker in here does the same.
+        if let Ok(mut hooks) = self.shared.sleep_hooks.try_lock() {
+            hooks.retain(|h| h(sleepers));
+        }
     }
 }
 

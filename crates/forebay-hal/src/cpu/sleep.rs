@@ -38,6 +38,8 @@ pub(super) trait Look {
     fn search(&self) -> Option<Self::Job>;
     /// Whether there are more in the queue for all.
     fn more(&self) -> bool;
+    /// It sleeps from now on, and so many do, it included.
+    fn sleeps(&self, _sleepers: usize) {}
 }
 
 /// Who sleeps, and who looks for work.
@@ -133,6 +135,7 @@ impl Sleep {
                 }
                 continue;
             }
+            l.sleeps(self.sleepers());
             while !self.wake[me].swap(false, Ordering::Acquire) {
                 self.parkers[me].park();
             }

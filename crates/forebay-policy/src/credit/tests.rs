@@ -284,6 +284,26 @@ fn what_one_does_not_use_others_get() {
     assert!(m.run(1000)[&2] > 950_000);
 }
 
+/// It would be had from those who owe nothing.
+#[test]
+fn nobody_saves_up_what_those_owe_who_pay_nothing_back() {
+    let mut bank = Bank::new(1, Order::Share);
+    for (id, class) in [(1, Class::Background), (2, Class::Normal), (3, Class::Normal)] {
+        bank.set(Member { id, class, nice: 0, active: true }, 0).unwrap();
+    }
+    // The first one began much when nobody else was there, and the others lacked that time for a moment.
+    let mut spent = [0, 0, 0];
+    for round in 0..1000 {
+        let first = if round < 40 { TICK_NS * 9 / 10 } else { 0 };
+        let each = (TICK_NS - first) / 2;
+        spent = [spent[0] + first, spent[1] + each, spent[2] + each];
+        bank.tick(TICK_NS, 0, |id| Some(Report { spent_ns: spent[id as usize - 1], demand: WHOLE }));
+    }
+    for v in bank.views().filter(|v| v.member.id > 1) {
+        assert!(v.balance_ns <= signed(SLACK_NS + FLOAT_NS / 2 + TICK_NS), "{v:?}");
+    }
+}
+
 #[test]
 fn a_program_that_claims_to_want_everything_does_not_starve_background_ones() {
     let mut m = Machine::new(2, Order::Share);

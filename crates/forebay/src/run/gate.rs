@@ -159,6 +159,15 @@ impl Gate {
         }
     }
 
+    /// A worker has gone to sleep, perhaps one that was woken for a task which another one has taken: who works said then that
+    /// it would.
+    pub(crate) fn sleeps(&self, asleep: usize) {
+        self.asleep.store(asleep, Ordering::Relaxed);
+        if !self.others_work.load(Ordering::Relaxed) {
+            self.demands(self.workers.saturating_sub(asleep));
+        }
+    }
+
     /// A device has nothing left to do.
     pub(crate) fn is_quiet(&self) {
         self.demands(self.workers.saturating_sub(self.asleep.load(Ordering::Relaxed)));

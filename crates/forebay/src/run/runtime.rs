@@ -208,6 +208,8 @@ impl RuntimeBuilder {
             }
             // As below: nothing that could become the last owner of anything.
             let gate = Arc::downgrade(gate);
+            let sleeping = gate.clone();
+            pool.on_sleep(Box::new(move |asleep| sleeping.upgrade().inspect(|gate| gate.sleeps(asleep)).is_some()));
             let others: Vec<_> = devices.iter().filter(|d| !d.is_host()).map(Arc::downgrade).collect();
             pool.on_idle(Box::new(move |asleep| {
                 let Some(gate) = gate.upgrade() else { return false };
