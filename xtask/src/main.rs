@@ -15,18 +15,20 @@ OUT="${OUT:-$PWD/results}"
 export FOREBAY_COMMIT="@COMMIT@" FOREBAY_CACHE="${FOREBAY_CACHE:-$OUT/cache}" FOREBAY_MODELS="$OUT/models"
 mkdir -p "$OUT/log"
 failed="" n=0
-# try SECONDS COMMAND...: its output here and in the log; after so long it is told to end, and killed soon after.
+# try SECONDS COMMAND...: its output into the log, and here when it has ended; after so long it is told to end, and killed soon
+# after. Nothing is read from a pipe: whoever is left behind by a command that hung would hold it open.
 try() {
   limit=$1; shift
   n=$((n + 1))
   log="$OUT/log/$(printf %02d $n)-$(basename "$1")-$(echo "${2:-} ${3:-}" | tr -c 'a-z0-9\n' - | sed 's/--*/-/g; s/-$//').txt"
   echo "== $* (at most $limit s)"
   begun=$(date +%s)
-  { timeout -k 20 "$limit" "$@" 2>&1; echo $? > "$log.status"; } | tee "$log"
-  code=$(cat "$log.status"); rm -f "$log.status"
+  timeout -k 20 "$limit" "$@" > "$log" 2>&1 < /dev/null
+  code=$?
+  cat "$log"
   echo "== ended with $code after $(($(date +%s) - begun)) s"
   [ "$code" = 0 ] || failed="$failed
-  $* ($([ "$code" = 124 ] && echo "not ended after $limit s" || echo "status $code"); $log)"
+  $* ($([ "$code" = 124 ] || [ "$code" = 137 ] && echo "not ended after $limit s" || echo "status $code"); $log)"
 }
 machine() {
   date; uname -a; cat /proc/driver/nvidia/version /sys/module/nvidia/version

@@ -193,8 +193,8 @@ fn hardware(gpu: u32, of: usize, served: bool) {
         Ok(two) => {
             let steps = trial::run(&own, &two);
             if of > 1 && steps.first().is_some_and(|s| s.outcome.is_err()) {
-                return say(
-                    "its driver answers; the rest was not tried: programs that were started are on another GPU",
+                say(
+                    "programs go to the first GPU of CUDA; if that is another one, what follows says nothing of this one",
                 );
             }
             for s in &steps {

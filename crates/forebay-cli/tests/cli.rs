@@ -112,11 +112,61 @@ fn a_reader_that_goes_away_ends_the_command_quietly() {
     assert!(!String::from_utf8_lossy(&out.stderr).contains("panicked"));
 }
 
+/// The service of a benchmark or a demonstration does not stay behind, however that ends; nor do its programs.
+#[test]
+fn a_service_and_programs_of_a_demonstration_end_with_it() {
+    let dir = scratch("left");
+    std::fs::create_dir_all(&dir).unwrap();
+    let socket = dir.join("socket");
+    let this = env!("CARGO_BIN_EXE_forebay");
+    let plain = stdout(&forebay(&["doctor"])).contains("opencl: pthread");
+    let programs = format!(
+        "{this} service --with-parent --socket {} 2>/dev/null >/dev/null & echo $!\n{}\nexec sleep 60",
+        socket.display(),
+        if plain {
+            format!("{this} demo sharing-plain --device opencl >/dev/null 2>&1 & echo $!")
+        } else {
+            String::new()
+        }
+    );
+    let mut shell = Command::new("sh").args(["-c", &programs]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut out = std::io::BufReader::new(shell.stdout.take().unwrap());
+    let pids: Vec<u32> = (0..1 + usize::from(plain))
+        .map(|_| {
+            let mut line = String::new();
+            std::io::BufRead::read_line(&mut out, &mut line).unwrap();
+            line.trim().parse().unwrap()
+        })
+        .collect();
+    let wait = |what: &str, until: &dyn Fn() -> bool| {
+        let begun = std::time::Instant::now();
+        while !until() {
+            assert!(begun.elapsed().as_secs() < 20, "{what}");
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+    };
+    // A process that nobody has waited for is there, and is none any more.
+    let is_there = |pid: &u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit(") ").next().is_some_and(|s| !s.is_empty() && !s.starts_with('Z'))
+    };
+    wait("the service is there", &|| socket.exists());
+    // The other one has begun to work by then.
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    assert!(pids.iter().all(is_there), "{pids:?}");
+    shell.kill().unwrap();
+    shell.wait().unwrap();
+    wait("they end", &|| !pids.iter().any(is_there));
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
 /// A benchmark's part that fails, dies or hangs costs what it would have found and nothing else.
 #[test]
 fn a_benchmark_goes_on_behind_parts_that_fail_die_or_hang() {
     let dir = scratch("trial");
+    let begun = std::time::Instant::now();
     let o = forebay(&["bench", "trial", "--json", "--out", &dir.display().to_string()]);
+    assert!(begun.elapsed().as_secs() < 50, "nobody waits for what the one that died has left behind");
     let said = String::from_utf8_lossy(&o.stderr).into_owned();
     assert!(!o.status.success() && said.contains("did not come to their end: fails, dies, hangs"), "{said}");
     let v: serde_json::Value = serde_json::from_str(&stdout(&o)).unwrap();

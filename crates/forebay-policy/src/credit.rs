@@ -11,9 +11,9 @@
 //! 4. A member holds at most [`SLACK_NS`] a unit and its part of [`FLOAT_NS`]; beyond that, all together at most what the
 //!    others owe ([`MAX_OWED_NS`]) and will pay (those without a share do not), whoever it is that they lack it of: where many
 //!    begin at once they have some of its time before its turn, and it gets that back. What it cannot hold is lost, so that
-//!    others do not overtake it only because the operating system lets them run more. If more than one part in [`TOLERATED`] of the device is idle because of that,
-//!    those that have little left get that time on top; but not what somebody with credit falls short of its share by:
-//!    that one is being held up, and would be more.
+//!    others do not overtake it only because the operating system lets them run more. If more than one part in
+//!    [`TOLERATED`] of the device is idle because of that, those that have little left get that time on top; but not what
+//!    somebody with credit falls short of its share by: that one is being held up, and would be more.
 //! 5. `interactive` members are filled first, up to [`RESERVE`] of what the device delivers; beyond that they are
 //!    normal ones.
 //! 6. A member that has credit and does nothing for [`IDLE_TICKS`] is idle: it counts for nothing, and begins again

@@ -62,6 +62,9 @@ pub struct Arguments {
     /// Ask NVML beside the fake
     #[arg(long, hide = true)]
     nvml: bool,
+    /// End, in order, with whoever started this
+    #[arg(long, hide = true)]
+    with_parent: bool,
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
@@ -174,6 +177,10 @@ unsafe fn guard(
 /// # Errors
 /// Why it could not.
 pub fn run(arguments: &Arguments) -> Result<(), String> {
+    if arguments.with_parent {
+        use rustix::process::{Signal, set_parent_process_death_signal};
+        set_parent_process_death_signal(Some(Signal::TERM)).map_err(|e| format!("to end with its parent: {e}"))?;
+    }
     let options = arguments.options()?;
     let numbered = arguments.fake_rm.is_none() || arguments.nvml;
     let apart = arguments.apart || numbered && !crate::system::has_the_machines_numbers();

@@ -1,7 +1,8 @@
 //! What of dividing a GPU works on this machine: tried on two programs of the caller's own, which work on it all the time.
 //! `forebay doctor` says what came of it, and it is the first that a GPU never met before has to show.
 //!
-//! Everything that is taken is given back at the end of its step, by the guards of [`forebay_rm`].
+//! Everything that is taken is given back at the end of its step, by the guards of [`forebay_rm`]. There is no guardian: whoever
+//! is killed in the middle of a step leaves a program off the GPU, so the programs are to end with him.
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -3,7 +3,8 @@
 
 use std::io::Read as _;
 use std::process::{Command, ExitStatus, Stdio};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use forebay::Kind;
@@ -17,6 +18,9 @@ use super::schema::{Report, Row};
 const LIMIT: Duration = Duration::from_secs(40 * 60);
 /// Between two looks at a part that runs.
 const LOOK: Duration = Duration::from_millis(20);
+/// What a part has said is there when it has ended. One that it has left behind may hold its output open, and is not waited for
+/// longer.
+const REST: Duration = Duration::from_secs(1);
 /// Most bytes of what a part says that are read: a hundred times what the largest one has.
 const MAX_SAID: u64 = 64 << 20;
 
@@ -149,19 +153,24 @@ pub fn all(
     Ok(failed)
 }
 
-/// This command once more, for one part. What that has started itself ends with it: programs with their standard input, which it
-/// holds.
+/// This command once more, for one part. What that has started itself does not outlive it for long: services and programs of a
+/// [`crate::sharing::Stage`] end with it, others when nobody reads what they say.
 fn apart(part: &Part) -> Result<Found, String> {
     let text = |e: std::io::Error| e.to_string();
     let mut again = Command::new(std::env::current_exe().map_err(text)?);
     again.args(arguments(std::env::args().skip(1))).args(["--part", &part.name]);
     let mut child = again.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().map_err(text)?;
-    let said = child.stdout.take().map(|out| {
+    let (said, all) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicBool::new(false)));
+    if let Some(out) = child.stdout.take() {
+        let (said, all) = (said.clone(), all.clone());
         std::thread::spawn(move || {
-            let mut said = Vec::new();
-            out.take(MAX_SAID).read_to_end(&mut said).map(|_| said)
-        })
-    });
+            let (mut out, mut some) = (out.take(MAX_SAID), [0; 4096]);
+            while let Ok(n @ 1..) = out.read(&mut some) {
+                said.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(&some[..n]);
+            }
+            all.store(true, Ordering::Release);
+        });
+    }
     let begun = Instant::now();
     let mut ended = None;
     while ended.is_none() && begun.elapsed() < part.limit {
@@ -175,7 +184,11 @@ fn apart(part: &Part) -> Result<Found, String> {
         let _ = child.try_wait();
         return Err(format!("it had not ended after {} s", part.limit.as_secs_f64()));
     };
-    let said = said.and_then(|t| t.join().ok()?.ok()).unwrap_or_default();
+    let ended = Instant::now();
+    while !all.load(Ordering::Acquire) && ended.elapsed() < REST {
+        std::thread::sleep(LOOK);
+    }
+    let said = said.lock().unwrap_or_else(PoisonError::into_inner);
     understood(status, &said)
 }
 
@@ -214,7 +227,11 @@ pub fn trial() -> Vec<Part> {
         rows.push(row("before it failed"));
         Err("of its own accord\nand more about that")
     });
-    let dies = Part::of_rows("dies", |_| -> Result<(), String> { std::process::abort() });
+    let dies = Part::of_rows("dies", |_| -> Result<(), String> {
+        // Somebody is left behind who has its output.
+        let _left = Command::new("sleep").arg("60").stderr(Stdio::null()).spawn();
+        std::process::abort()
+    });
     let hangs = Part::of_rows("hangs", |_| -> Result<(), String> {
         loop {
             std::thread::park();

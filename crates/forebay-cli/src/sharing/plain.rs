@@ -6,6 +6,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use forebay::Kind;
+use rustix::process::{Signal, set_parent_process_death_signal};
+
 use forebay::hal::{self, Arg, Buffer, Geometry, Kernel, Queue, Source};
 
 /// Threads for each of the device's units: enough that a kernel has all of the device.
@@ -178,6 +180,8 @@ fn work(o: &Options, work: &mut Work, said: &Mutex<Said>) -> hal::Result<()> {
 
 /// Runs until it is killed.
 pub fn run(o: &Options) -> Result<(), String> {
+    // One that is off its GPU at that moment would never notice by itself that nobody listens any more.
+    let _ = set_parent_process_death_signal(Some(Signal::KILL));
     let text = |e: hal::Error| e.to_string();
     let mut it = Work::new(o.device).map_err(text)?;
     if o.measure {

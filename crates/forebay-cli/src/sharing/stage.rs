@@ -143,7 +143,13 @@ impl Stage {
         if served {
             std::fs::create_dir_all(&stage.dir).map_err(io("a folder for the service"))?;
             let mut c = Command::new(this()?);
-            c.arg("service").arg("--socket").arg(stage.socket()).args(arguments).stderr(Stdio::piped());
+            // Whatever becomes of this process, nobody is to be divided by a service that nobody knows of.
+            c.arg("service")
+                .arg("--with-parent")
+                .arg("--socket")
+                .arg(stage.socket())
+                .args(arguments)
+                .stderr(Stdio::piped());
             let mut service = c.spawn().map_err(io("start a service"))?;
             let said = listen(&mut service);
             stage.service = Some(service);
