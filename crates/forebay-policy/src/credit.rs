@@ -6,8 +6,10 @@
 //!    taken off, so a balance can be negative: a member waits until it is paid back, at most [`MAX_DEBT_NS`] a unit.
 //! 2. At every tick members are given what the device delivered since the last one: what they used, and what it could
 //!    have done besides. So the rate follows the device, whatever else uses it.
-//! 3. It is given by shares ([`crate::share::shares`]). A member whose demand is less than its share counts with its
-//!    demand and [`MARGIN`]; the rest flows to others, at last to `background` ones.
+//! 3. It is given by shares ([`crate::share::shares`]). A member that demands and uses less than its share counts with the
+//!    greater of both and [`MARGIN`]; the rest flows to others, at last to `background` ones. How far demands are believed
+//!    grows while more than one part in [`TOLERATED`] of the device is idle, and shrinks while less is: who competes for
+//!    cores stalls itself, so that its demand looks smaller than it is.
 //! 4. A member holds at most [`SLACK_NS`] a unit and its part of [`FLOAT_NS`]; beyond that, all together at most what the
 //!    others owe ([`MAX_OWED_NS`]) and will pay (those without a share do not), whoever it is that they lack it of: where many
 //!    begin at once they have some of its time before its turn, and it gets that back. What it cannot hold is lost, so that
@@ -123,6 +125,8 @@ pub struct Bank {
     spare: u64,
     /// What those that wait get on top at a tick, ns.
     bonus: i64,
+    /// How far demands are believed, in millionths.
+    belief: i64,
     /// What was to be given and was more than the device can do in a tick, ns.
     carry_ns: u64,
 }
@@ -144,7 +148,17 @@ impl Bank {
     /// A bank for a device that can do so many things at a time (cores).
     pub fn new(units: u32, order: Order) -> Self {
         let units = u64::from(units.clamp(1, 1 << 16));
-        Bank { units, order, accounts: BTreeMap::new(), reserve_ns: 0, spent: 0, spare: 0, bonus: 0, carry_ns: 0 }
+        Bank {
+            units,
+            order,
+            accounts: BTreeMap::new(),
+            reserve_ns: 0,
+            spent: 0,
+            spare: 0,
+            bonus: 0,
+            belief: 0,
+            carry_ns: 0,
+        }
     }
 
     fn members(&self) -> Vec<Member> {
@@ -252,12 +266,17 @@ impl Bank {
         let as_normal =
             |m: Member| if m.class == Class::Interactive { Member { class: Class::Normal, ..m } } else { m };
         let members: Vec<Member> = self.members().into_iter().map(as_normal).collect();
-        // As long as little is idle nobody's demand is known to be too small: who competes for cores stalls itself.
         let all = (self.spent + self.spare).max(1);
-        let idle = (u128::from(self.spare) * u128::from(TOLERATED) * u128::from(WHOLE) / u128::from(all)) as u64;
-        let believed = u128::from((2 * idle).saturating_sub(WHOLE).min(WHOLE));
+        let excess = i128::from(self.spare) - i128::from(all / TOLERATED);
+        // Four ticks of nothing but idleness are enough. A jump at some limit would take shares from one side to the other
+        // and back all the time.
+        let step = (excess * i128::from(WHOLE) / i128::from(all)) as i64 / 4;
+        self.belief = (self.belief + step).clamp(0, WHOLE as i64);
+        let believed = self.belief as u128;
         let want = |a: &Account| {
-            let more = u128::from(WHOLE.saturating_sub(a.demand / AVERAGE + MARGIN));
+            let used = (u128::from(a.average) * u128::from(WHOLE) / u128::from(all)) as u64;
+            let demand = (a.demand / AVERAGE).max(used);
+            let more = u128::from(WHOLE.saturating_sub(demand + MARGIN));
             WHOLE - (more * believed / u128::from(WHOLE)) as u64
         };
         let wants: Vec<u64> = self.accounts.values().map(want).collect();

@@ -67,13 +67,15 @@ pub(super) struct Shared {
     sleep: Sleep,
     /// Workers that run a long job, or block in one.
     long: AtomicUsize,
+    /// Workers that have had a job since they last slept.
+    at_work: AtomicUsize,
     stop: AtomicBool,
     idle_hooks: Mutex<Vec<IdleHook>>,
     sleep_hooks: Mutex<Vec<IdleHook>>,
 }
 
-/// What a worker calls when it has run out of work, with the number of others that sleep: false when it is not needed any
-/// more.
+/// What a worker calls when it has run out of work, with the number of others that are at work: false when it is not needed
+/// any more.
 pub type IdleHook = Box<dyn Fn(usize) -> bool + Send>;
 
 /// A pool of worker threads. Dropping it stops and joins them; jobs not yet begun are then abandoned.
@@ -94,6 +96,8 @@ pub struct Worker {
     unsignalled: Cell<u32>,
     /// Whether it is counted in `Shared::long`.
     long: Cell<bool>,
+    /// The same of `Shared::at_work`.
+    at_work: Cell<bool>,
     shared: Arc<Shared>,
 }
 
@@ -139,6 +143,7 @@ impl Pool {
             loops: Loops::default(),
             sleep: Sleep::new(workers),
             long: AtomicUsize::new(0),
+            at_work: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             idle_hooks: Mutex::default(),
             sleep_hooks: Mutex::default(),
@@ -178,8 +183,7 @@ impl Pool {
         self.shared.idle_hooks.lock().unwrap_or_else(PoisonError::into_inner).push(hook);
     }
 
-    /// Calls `hook` whenever a worker goes to sleep, also one that was woken in vain and has not been at work since, with the
-    /// number of those that sleep then, it included. It is dropped when it returns false.
+    /// Calls `hook` whenever a worker that has been at work goes to sleep. It is dropped when it returns false.
     pub fn on_sleep(&self, hook: IdleHook) {
         self.shared.sleep_hooks.lock().unwrap_or_else(PoisonError::into_inner).push(hook);
     }
@@ -192,6 +196,11 @@ impl Pool {
     /// Number of workers.
     pub fn workers(&self) -> usize {
         self.handles.len().max(1)
+    }
+
+    /// Workers that have had something to do since they last slept: who was woken in vain is none of them.
+    pub fn at_work(&self) -> usize {
+        self.shared.at_work.load(Ordering::Relaxed)
     }
 
     /// Workers that sleep because there is nothing to do, at this moment.
@@ -324,7 +333,8 @@ impl Shared {
 impl Worker {
     fn new(index: usize, queue: st3::fifo::Worker<Job>, shared: Arc<Shared>) -> Self {
         let (slot, queue) = (Cell::new(None), UnsafeCell::new(queue));
-        Worker { index, helper: false, slot, queue, unsignalled: Cell::new(0), long: Cell::new(false), shared }
+        let (long, at_work) = (Cell::new(false), Cell::new(false));
+        Worker { index, helper: false, slot, queue, unsignalled: Cell::new(0), long, at_work, shared }
     }
 
     /// Number `i` of the threads beside the workers (helpers.rs).
@@ -495,9 +505,22 @@ impl Worker {
         let s = &*self.shared;
         // Another worker in here does the same.
         if let Ok(mut hooks) = s.idle_hooks.try_lock() {
-            hooks.retain(|h| h(s.sleep.sleepers()));
+            let others = s.at_work.load(Ordering::Relaxed).saturating_sub(usize::from(self.at_work.get()));
+            hooks.retain(|h| h(others));
         }
-        s.sleep.find(self.index, self)
+        let job = s.sleep.find(self.index, self);
+        if job.is_some() {
+            self.begins();
+        }
+        job
+    }
+
+    /// It has something to do from now on.
+    #[inline]
+    fn begins(&self) {
+        if !self.at_work.replace(true) {
+            self.shared.at_work.fetch_add(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -509,6 +532,7 @@ impl Look for Worker {
     }
 
     fn help(&self) {
+        self.begins();
         self.shared.loops.help_one();
     }
 
@@ -535,10 +559,14 @@ impl Look for Worker {
         self.shared.overflow_len.load(Ordering::Relaxed) > 0
     }
 
-    fn sleeps(&self, sleepers: usize) {
-        // Another worker in here does the same.
+    fn sleeps(&self) {
+        if !self.at_work.replace(false) {
+            return;
+        }
+        let others = self.shared.at_work.fetch_sub(1, Ordering::Relaxed) - 1;
+        // Another worker in here says the same, or will have said too much until the next one sleeps or looks.
         if let Ok(mut hooks) = self.shared.sleep_hooks.try_lock() {
-            hooks.retain(|h| h(sleepers));
+            hooks.retain(|h| h(others));
         }
     }
 }

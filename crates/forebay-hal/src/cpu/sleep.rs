@@ -38,8 +38,8 @@ pub(super) trait Look {
     fn search(&self) -> Option<Self::Job>;
     /// Whether there are more in the queue for all.
     fn more(&self) -> bool;
-    /// It sleeps from now on, and so many do, it included.
-    fn sleeps(&self, _sleepers: usize) {}
+    /// It sleeps from now on.
+    fn sleeps(&self) {}
 }
 
 /// Who sleeps, and who looks for work.
@@ -135,7 +135,7 @@ impl Sleep {
                 }
                 continue;
             }
-            l.sleeps(self.sleepers());
+            l.sleeps();
             while !self.wake[me].swap(false, Ordering::Acquire) {
                 self.parkers[me].park();
             }

@@ -284,6 +284,24 @@ fn what_one_does_not_use_others_get() {
     assert!(m.run(1000)[&2] > 950_000);
 }
 
+/// A machine that is nearly full is now known to be idle in part, and now not: shares that went with it would be somewhere
+/// else at every look, and who gets what others don't need would have it late.
+#[test]
+fn what_one_does_not_demand_is_others_at_a_steady_rate() {
+    let mut m = Machine::new(2, Order::Share);
+    m.add(1, Class::Normal, 0, Program { workers: 2, task_us: 1000, rest_us: 500 });
+    m.add(2, Class::Normal, 10, busy(2, 1000));
+    m.run(1000);
+    let shares: Vec<u64> = (0..100)
+        .map(|_| {
+            m.run(20);
+            m.bank.views().find(|v| v.member.id == 2).unwrap().share
+        })
+        .collect();
+    let (least, most) = (*shares.iter().min().unwrap(), *shares.iter().max().unwrap());
+    assert!(least > 250_000 && most - least < 350_000, "{shares:?}");
+}
+
 /// It would be had from those who owe nothing.
 #[test]
 fn nobody_saves_up_what_those_owe_who_pay_nothing_back() {

@@ -32,9 +32,9 @@ pub(crate) struct Gate {
     cpu: Arc<Account>,
     devices: Mutex<HashMap<String, Arc<Account>>>,
     cores: u64,
-    /// Workers, and how many of them slept when one last looked.
+    /// Workers, and how many of them were at work when one last looked.
     workers: usize,
-    asleep: AtomicUsize,
+    at_work: AtomicUsize,
     /// Workers that have something to do, while that matters to others.
     working: AtomicU32,
     /// Somebody ran out of work since the demand was last said.
@@ -81,7 +81,7 @@ impl Gate {
             devices: Mutex::default(),
             cores,
             workers,
-            asleep: AtomicUsize::new(0),
+            at_work: AtomicUsize::new(0),
             working: AtomicU32::new(0),
             rested: AtomicBool::new(false),
             others_work: AtomicBool::new(false),
@@ -131,9 +131,9 @@ impl Gate {
         SINCE.set(0);
         self.rested.store(false, Ordering::Relaxed);
         self.cpu.look();
-        self.asleep.store(pool.sleepers(), Ordering::Relaxed);
-        let others = self.others_work.load(Ordering::Relaxed);
-        self.demands(if others { self.workers } else { self.workers.saturating_sub(pool.sleepers()).max(1) });
+        let at_work = pool.at_work().max(1);
+        self.at_work.store(at_work, Ordering::Relaxed);
+        self.demands(if self.others_work.load(Ordering::Relaxed) { self.workers } else { at_work });
     }
 
     fn demands(&self, threads: usize) {
@@ -148,29 +148,28 @@ impl Gate {
         while !over() && !self.cpu.wait() {}
     }
 
-    /// A worker has run out of work, and so many sleep then; `quiet` says that no device has any work.
-    pub(crate) fn rests(&self, asleep: usize, quiet: bool) {
-        self.asleep.store(asleep, Ordering::Relaxed);
+    /// A worker has run out of work, and so many others are at work; `quiet` says that no device has any.
+    pub(crate) fn rests(&self, others: usize, quiet: bool) {
+        self.at_work.store(others, Ordering::Relaxed);
         let busy = !quiet && self.others_work.load(Ordering::Relaxed);
-        self.demands(if busy { self.workers } else { self.workers.saturating_sub(asleep) });
+        self.demands(if busy { self.workers } else { others });
         self.rested.store(true, Ordering::Relaxed);
         if quiet {
             self.over();
         }
     }
 
-    /// A worker has gone to sleep, perhaps one that was woken for a task which another one has taken: who works said then that
-    /// it would.
-    pub(crate) fn sleeps(&self, asleep: usize) {
-        self.asleep.store(asleep, Ordering::Relaxed);
+    /// A worker sleeps, and so many others are at work: one that looked since that one had run out of work said more.
+    pub(crate) fn sleeps(&self, others: usize) {
+        self.at_work.store(others, Ordering::Relaxed);
         if !self.others_work.load(Ordering::Relaxed) {
-            self.demands(self.workers.saturating_sub(asleep));
+            self.demands(others);
         }
     }
 
     /// A device has nothing left to do.
     pub(crate) fn is_quiet(&self) {
-        self.demands(self.workers.saturating_sub(self.asleep.load(Ordering::Relaxed)));
+        self.demands(self.at_work.load(Ordering::Relaxed));
         self.rested.store(true, Ordering::Relaxed);
         self.over();
     }

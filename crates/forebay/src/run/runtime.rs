@@ -209,12 +209,12 @@ impl RuntimeBuilder {
             // As below: nothing that could become the last owner of anything.
             let gate = Arc::downgrade(gate);
             let sleeping = gate.clone();
-            pool.on_sleep(Box::new(move |asleep| sleeping.upgrade().inspect(|gate| gate.sleeps(asleep)).is_some()));
+            pool.on_sleep(Box::new(move |others| sleeping.upgrade().inspect(|gate| gate.sleeps(others)).is_some()));
             let others: Vec<_> = devices.iter().filter(|d| !d.is_host()).map(Arc::downgrade).collect();
-            pool.on_idle(Box::new(move |asleep| {
+            pool.on_idle(Box::new(move |at_work| {
                 let Some(gate) = gate.upgrade() else { return false };
                 gate.rests(
-                    asleep + 1,
+                    at_work,
                     others.iter().filter_map(std::sync::Weak::upgrade).all(|d| d.is_quiet_or_watched()),
                 );
                 true
