@@ -1,7 +1,7 @@
 //! The service as a program: arguments, signals, systemd.
 
 use std::os::fd::{FromRawFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use forebay_hal::cuda::checkpoint::Checkpoints;
@@ -101,7 +101,11 @@ impl Arguments {
         let named = std::env::var_os(forebay_proto::SOCKET_VARIABLE).filter(|v| !v.is_empty()).map(PathBuf::from);
         let socket = match (&self.socket, self.user) {
             (Some(path), _) => path.clone(),
-            (None, true) => forebay_proto::user_socket().ok_or("XDG_RUNTIME_DIR is not set: say --socket PATH")?,
+            (None, true) => {
+                let path = forebay_proto::user_socket();
+                path.parent().map_or(Ok(()), own_folder)?;
+                path
+            }
             (None, false) => named.unwrap_or_else(|| forebay_proto::SYSTEM_SOCKET.into()),
         };
         let order = match self.order {
@@ -119,6 +123,21 @@ impl Arguments {
             devices: self.devices.clone(),
         })
     }
+}
+
+/// Makes a folder for this user alone, or sees that it is one: in `/tmp` somebody else may have been there first.
+fn own_folder(path: &Path) -> Result<(), String> {
+    use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+    let said = |e: std::io::Error| format!("the folder {}: {e}", path.display());
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(said)?;
+    let is = std::fs::symlink_metadata(path).map_err(said)?;
+    let user = rustix::process::geteuid().as_raw();
+    if !is.is_dir() || is.uid() != user {
+        let what = format!("{} is no folder of user {user}, but of {} or a link", path.display(), is.uid());
+        return Err(format!("{what}: say --socket PATH"));
+    }
+    // Nobody but its user could have put something else in its place since.
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o700)).map_err(said)
 }
 
 /// The socket that systemd made for us, if it did.
@@ -241,4 +260,29 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     let result = server.run(&stop, alive).map_err(text);
     let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Stopping]);
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+    use super::*;
+
+    #[test]
+    fn a_folder_for_the_socket_is_the_users_own_or_refused() {
+        let dir = std::env::temp_dir().join(format!("forebayd-folder-{}", std::process::id()));
+        let own = dir.join("forebay");
+        own_folder(&own).unwrap();
+        std::fs::set_permissions(&own, std::fs::Permissions::from_mode(0o777)).unwrap();
+        own_folder(&own).unwrap();
+        assert_eq!(std::fs::metadata(&own).unwrap().mode() & 0o777, 0o700);
+        let link = dir.join("link");
+        std::os::unix::fs::symlink(&own, &link).unwrap();
+        assert!(own_folder(&link).unwrap_err().contains("say --socket"));
+        if rustix::process::geteuid().is_root() {
+            rustix::fs::chown(&own, Some(rustix::fs::Uid::from_raw(12_345)), None).unwrap();
+            assert!(own_folder(&own).unwrap_err().contains("12345"));
+        }
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
 }
