@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::error::{Error, Result};
 use crate::rm::{ControlFile, Rm, alloc, control};
 use crate::sys::{
-    CLASS_CLIENT, CLASS_DEVICE, CLASS_SUBDEVICE, CMD_DISABLE_CHANNELS, CMD_HANDLE_INFO, CMD_ID_INFO, Card,
-    DRIVER_SERIES, DeviceAlloc, DisableChannels, FIRST_OBJECT, Free, HandleInfo, INFO_CLASS, IdInfo, MAX_CHANNELS,
-    RawHandle, SubdeviceAlloc,
+    CLASS_CLIENT, CLASS_DEVICE, CLASS_SUBDEVICE, CMD_DISABLE_CHANNELS, CMD_HANDLE_INFO, CMD_ID_INFO, Card, DeviceAlloc,
+    DisableChannels, FIRST_OBJECT, Free, HandleInfo, INFO_CLASS, IdInfo, MAX_CHANNELS, RawHandle, SERIES,
+    SubdeviceAlloc,
 };
 use crate::target::Handle;
 
@@ -32,8 +32,8 @@ impl Client {
     pub fn open(rm: Arc<dyn Rm>, gpu: u32) -> Result<Client> {
         let found = rm.driver_version()?;
         let series = found.split('.').next().and_then(|s| s.parse::<u32>().ok());
-        if series != Some(DRIVER_SERIES) {
-            return Err(Error::UnknownDriver { found, known: DRIVER_SERIES });
+        if !series.is_some_and(|s| SERIES.contains(&s)) {
+            return Err(Error::UnknownDriver { found, known: SERIES });
         }
         let file = rm.open(gpu)?;
         let cards = file.cards().map_err(|why| Error::Call { call: "card info", why })?;
@@ -58,7 +58,7 @@ impl Client {
         // The query that discovery stands on must say of our own objects what we know of them.
         for (object, class) in [(device, CLASS_DEVICE), (client.subdevice, CLASS_SUBDEVICE)] {
             if class_of(&*client.file, handle, object)? != Some(class) {
-                return Err(Error::UnknownDriver { found, known: DRIVER_SERIES });
+                return Err(Error::UnknownDriver { found, known: SERIES });
             }
         }
         Ok(client)

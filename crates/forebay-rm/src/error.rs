@@ -15,12 +15,12 @@ pub enum Error {
         why: std::io::Error,
     },
     /// A driver whose layouts are not known.
-    #[error("driver {found} is not known: this build speaks to series {known}; nothing was changed")]
+    #[error("driver {found} is not known: this build speaks to series {} to {}; nothing was changed", known.start(), known.end())]
     UnknownDriver {
         /// Its version.
         found: String,
-        /// The series that is.
-        known: u32,
+        /// The series that are.
+        known: std::ops::RangeInclusive<u32>,
     },
     /// The kernel refused a call.
     #[error("{call}: {why}")]

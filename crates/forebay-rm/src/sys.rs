@@ -1,6 +1,14 @@
 //! The driver's ABI, as far as it is used: restated from NVIDIA's open kernel modules, tag 580.142 (`nvos.h`,
 //! `nv_escape.h`, `ctrl0000client.h`, `ctrl0000gpu.h`, `ctrl0000unix.h`, `ctrl2080fifo.h`, `ctrla06cgpfifo.h`, `cl0080.h`, `cl2080.h`).
 //!
+//! **Other series.** Every size and offset that is asserted below, and every number, was computed from the headers of 555.58.02,
+//! too, with a C compiler, and compared with those that others have extracted from 570 and 610 (all but the event buffer's,
+//! which are not in there): nothing differs. The code behind the calls was read in 555.58.02: who may call them, the check of
+//! files, first handles, and how the log is bound are the same. So series from 555 to 580 are spoken to ([`SERIES`]); of those
+//! above, the event buffer is not known. In 535.261.03 the layouts are the same but for [`MemoryAlloc`], which ends before
+//! `numa`, and the log takes no [`CLASS_SYSTEM_MEMORY`] of a user's client: it looks for it in a client of the kernel's, where
+//! only memory of a virtual GPU is put. Without the log no GPU is divided, so 535 and 550 (which was not read) are refused.
+//!
 //! All integers are little-endian and naturally aligned; padding is spelled out, so that every struct is plain bytes.
 
 mod events;
@@ -10,7 +18,7 @@ use bytemuck::{Pod, Zeroable};
 pub use events::*;
 
 /// Driver series whose layouts these are.
-pub const DRIVER_SERIES: u32 = 580;
+pub const SERIES: std::ops::RangeInclusive<u32> = 555..=580;
 
 /// A handle of a client or an object.
 pub type RawHandle = u32;
@@ -43,7 +51,7 @@ pub const CLASS_MEMORY: u32 = 0x40;
 /// Class of a channel group.
 pub const CLASS_GROUP: u32 = 0xA06C;
 
-/// Whether a class is a channel's: 0xA06F (Kepler) to 0xC96F (Blackwell), whose numbers all end so.
+/// Whether a class is a channel's: 0xA06F (Kepler) to 0xCA6F (Blackwell), whose numbers all end so.
 pub const fn is_channel(class: u32) -> bool {
     class & 0xFF == 0x6F && class >= 0xA06F && class <= 0xFFFF
 }
