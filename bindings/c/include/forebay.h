@@ -60,6 +60,9 @@ typedef struct forebay_grid forebay_grid;
 // One invocation of a task's function.
 typedef struct forebay_invocation forebay_invocation;
 
+// A call whose outputs come later.
+typedef struct forebay_pending forebay_pending;
+
 // A graph that runs.
 typedef struct forebay_running forebay_running;
 
@@ -281,6 +284,13 @@ int32_t forebay_accelerate(const forebay_runtime *runtime,
                            forebay_task *task,
                            forebay_accelerated **made);
 
+// The same with a lane for each of `n` tasks that are all alike, at most 16: so many calls are done side by side. Takes all
+// tasks.
+int32_t forebay_accelerate_lanes(const forebay_runtime *runtime,
+                                 forebay_task *const *tasks,
+                                 size_t n,
+                                 forebay_accelerated **made);
+
 // Calls it with blocks for its inputs in the order of their ports, which stay the caller's, and waits for its outputs, which
 // are the caller's then.
 int32_t forebay_call(const forebay_accelerated *task,
@@ -288,6 +298,18 @@ int32_t forebay_call(const forebay_accelerated *task,
                      size_t n_inputs,
                      forebay_block **outputs,
                      size_t n_outputs);
+
+// Calls it and does not wait: the outputs come by [`forebay_wait`]. Waits only while each lane has as many calls as it may.
+int32_t forebay_spawn(const forebay_accelerated *task,
+                      const forebay_block *const *inputs,
+                      size_t n_inputs,
+                      forebay_pending **call);
+
+// Waits for the outputs of a call, which are the caller's then; takes the call.
+int32_t forebay_wait(forebay_pending *call, forebay_block **outputs, size_t n_outputs);
+
+// Gives up a call whose outputs nobody wants.
+void forebay_pending_free(forebay_pending *call);
 
 // Gives it back.
 void forebay_accelerated_free(forebay_accelerated *task);

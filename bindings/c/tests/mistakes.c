@@ -305,9 +305,43 @@ int main(int argc, char **argv) {
     if (n != 12 || ((const uint32_t *)data)[0] != 2) return 6;
     forebay_block_free(out[0]);
   }
-  forebay_block_free(b);
+  // The same without waiting, in any order, and one that nobody wants.
+  forebay_pending *first, *second, *third;
+  EXPECT(FOREBAY_INVALID, forebay_spawn(f, in, 1, NULL), "NULL");
+  GOOD(forebay_spawn(f, in, 1, &first));
+  GOOD(forebay_spawn(f, in, 1, &second));
+  GOOD(forebay_spawn(f, in, 1, &third));
+  GOOD(forebay_wait(second, out, 1));
+  GOOD(forebay_block_data(out[0], &data, &n));
+  if (n != 12 || ((const uint32_t *)data)[0] != 2) return 9;
+  forebay_block_free(out[0]);
+  forebay_pending_free(third);
+  forebay_pending_free(NULL);
+  EXPECT(FOREBAY_INVALID, forebay_wait(first, out, 2), "1 outputs");
+  EXPECT(FOREBAY_INVALID, forebay_wait(NULL, out, 1), "NULL");
   forebay_accelerated_free(f);
   if (released != 7) return 7;
+
+  // On several lanes, which are all taken, whatever comes of it.
+  forebay_task *lanes[2] = {task("f", doubles, &calls), NULL};
+  EXPECT(FOREBAY_INVALID, forebay_accelerate_lanes(rt, lanes, 2, &f), "a task is NULL");
+  if (released != 8) return 10;
+  EXPECT(FOREBAY_INVALID, forebay_accelerate_lanes(rt, NULL, 2, &f), "NULL");
+  EXPECT(FOREBAY_FAILED, forebay_accelerate_lanes(rt, lanes, 0, &f), "0 lanes");
+  lanes[0] = task("f", doubles, &calls);
+  lanes[1] = task("f", doubles, &calls);
+  GOOD(forebay_accelerate_lanes(rt, lanes, 2, &f));
+  forebay_pending *all[4];
+  for (int i = 0; i < 4; i++) GOOD(forebay_spawn(f, in, 1, &all[i]));
+  for (int i = 0; i < 4; i++) {
+    GOOD(forebay_wait(all[i], out, 1));
+    GOOD(forebay_block_data(out[0], &data, &n));
+    if (n != 12 || ((const uint32_t *)data)[0] != 2) return 11;
+    forebay_block_free(out[0]);
+  }
+  forebay_block_free(b);
+  forebay_accelerated_free(f);
+  if (released != 10) return 12;
 
   pthread_t thread;
   void *result;

@@ -47,6 +47,7 @@ fn forebay_module(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<run::Runtime>()?;
     m.add_class::<run::Running>()?;
     m.add_class::<run::Accelerated>()?;
+    m.add_class::<run::Pending>()?;
     m.add_function(wrap_pyfunction!(graph::load, m)?)?;
     Ok(())
 }

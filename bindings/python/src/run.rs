@@ -1,11 +1,11 @@
 //! Runtimes, running graphs, and tasks that are called like functions.
 
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use forebay::{Datablock, Drain, Feed, Kind, Mode, Template};
-use pyo3::exceptions::{PyKeyError, PyValueError};
+use pyo3::exceptions::{PyKeyError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
@@ -52,15 +52,25 @@ impl Runtime {
         Ok(Running { inner: Mutex::new(Some(Arc::new(running))), feeds, drains })
     }
 
-    /// A task that is called like a function, each call on the device that is predicted to end it first.
-    fn accelerate(&self, task: &mut Task) -> PyResult<Accelerated> {
-        let templates = task.take()?;
-        let inputs = templates.input_templates();
-        let task = Cell::new(Some(templates));
-        // There is one lane, which is made once.
-        let once = || task.take().unwrap_or_else(|| forebay::Task::new("gone"));
-        // Not without the interpreter's lock: the task is this thread's until it is made.
-        let made = self.inner.accelerate(1, once).map_err(raise)?;
+    /// A task that is called like a function, each call on the device that is predicted to end it first. With several
+    /// lanes so many calls are done side by side, and `task` is a function that makes a task, called for each of them.
+    #[pyo3(signature = (task, lanes = 1))]
+    fn accelerate(&self, task: &Bound<'_, PyAny>, lanes: usize) -> PyResult<Accelerated> {
+        let one = |t: &Bound<'_, PyAny>| -> PyResult<forebay::Task> { t.cast::<Task>()?.borrow_mut().take() };
+        let tasks = if !task.is_callable() && lanes == 1 {
+            vec![one(task)?]
+        } else if task.is_callable() {
+            // How many there may be the library says; it is not for us to make a million tasks first.
+            (0..lanes.min(forebay::place::MAX_LANES + 1)).map(|_| one(&task.call0()?)).collect::<PyResult<_>>()?
+        } else {
+            let why = format!("for {lanes} lanes say a function that makes a task: each lane has its own");
+            return Err(PyTypeError::new_err(why));
+        };
+        let inputs = tasks.first().map(forebay::Task::input_templates).unwrap_or_default();
+        let tasks = RefCell::new(tasks);
+        let next = || tasks.borrow_mut().pop().unwrap_or_else(|| forebay::Task::new("gone"));
+        // Not without the interpreter's lock: the tasks are this thread's until they are made.
+        let made = self.inner.accelerate(lanes, next).map_err(raise)?;
         Ok(Accelerated { inner: Mutex::new(Some(Arc::new(made))), inputs })
     }
 }
@@ -185,11 +195,23 @@ pub struct Accelerated {
     inputs: Vec<Template>,
 }
 
-#[pymethods]
+/// A call whose outputs come later.
+#[pyclass(frozen)]
+pub struct Pending {
+    inner: Mutex<Option<forebay::place::Pending>>,
+}
+
+/// Outputs as a function returns them: one, or a tuple.
+fn returned<'py>(made: Vec<Datablock>, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+    let mut made = made.into_iter().map(|inner| Ok(Bound::new(py, Block { inner })?.into_any()));
+    match (made.next(), made.len()) {
+        (Some(one), 0) => one,
+        (first, _) => Ok(PyTuple::new(py, first.into_iter().chain(made).collect::<PyResult<Vec<_>>>()?)?.into_any()),
+    }
+}
+
 impl Accelerated {
-    /// Calls it with blocks or anything with a buffer; a block, or a tuple of them.
-    #[pyo3(signature = (*inputs))]
-    fn __call__<'py>(&self, inputs: &Bound<'py, PyTuple>, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+    fn send(&self, inputs: &Bound<'_, PyTuple>, py: Python<'_>) -> PyResult<forebay::place::Pending> {
         if inputs.len() != self.inputs.len() {
             let why = format!("{} inputs instead of {}", inputs.len(), self.inputs.len());
             return Err(PyValueError::new_err(why));
@@ -198,14 +220,41 @@ impl Accelerated {
         let blocks = blocks.collect::<PyResult<Vec<Datablock>>>()?;
         let task = self.inner.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let task = task.ok_or_else(|| Closed::new_err("it was closed"))?;
-        let made = py.detach(|| task.call(&blocks)).map_err(raise)?;
-        let mut made = made.into_iter().map(|inner| Ok(Bound::new(py, Block { inner })?.into_any()));
-        match (made.next(), made.len()) {
-            (Some(one), 0) => one,
-            (first, _) => {
-                Ok(PyTuple::new(py, first.into_iter().chain(made).collect::<PyResult<Vec<_>>>()?)?.into_any())
-            }
-        }
+        py.detach(|| task.spawn(&blocks)).map_err(raise)
+    }
+}
+
+#[pymethods]
+impl Accelerated {
+    /// Calls it with blocks or anything with a buffer; a block, or a tuple of them.
+    #[pyo3(signature = (*inputs))]
+    fn __call__<'py>(&self, inputs: &Bound<'py, PyTuple>, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let call = self.send(inputs, py)?;
+        returned(py.detach(|| call.wait()).map_err(raise)?, py)
+    }
+
+    /// The same without waiting for the outputs: `f.spawn(x).wait()` is `f(x)`.
+    #[pyo3(signature = (*inputs))]
+    fn spawn(&self, inputs: &Bound<'_, PyTuple>, py: Python<'_>) -> PyResult<Pending> {
+        Ok(Pending { inner: Mutex::new(Some(self.send(inputs, py)?)) })
+    }
+}
+
+#[pymethods]
+impl Pending {
+    /// Waits for the outputs, which come once.
+    fn wait<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let call = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let call = call.ok_or_else(|| PyValueError::new_err("this call's outputs were handed out before"))?;
+        returned(py.detach(|| call.wait()).map_err(raise)?, py)
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        let call = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // It has to be told, and whoever is being told waits for functions that need the interpreter.
+        let _ = Python::try_attach(|py| py.detach(|| drop(call)));
     }
 }
 

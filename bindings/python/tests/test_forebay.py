@@ -1,6 +1,7 @@
 """What Python programs do right and wrong. Needs nothing but the module; NumPy where it is there."""
 
 import gc
+import os
 import pathlib
 import sys
 import threading
@@ -260,6 +261,37 @@ class Accelerated(unittest.TestCase):
             f()
         with self.assertRaises(ValueError):
             f(b"abc")
+
+    def test_calls_whose_outputs_come_later(self):
+        f = forebay.Runtime("cpu").accelerate(task())
+        calls = [f.spawn(array("f", [n] * 8)) for n in range(8)]
+        for n in reversed(range(8)):
+            self.assertEqual(memoryview(calls[n].wait())[0], 2 * n)
+        with self.assertRaisesRegex(ValueError, "handed out before"):
+            calls[0].wait()
+        # Nobody waits for these.
+        for n in range(40):
+            f.spawn(array("f", [n] * 8))
+        self.assertEqual(memoryview(f(array("f", [5] * 8)))[0], 10)
+
+    @unittest.skipIf(len(os.sched_getaffinity(0)) < 2, "one core, one worker")
+    def test_several_lanes_work_side_by_side(self):
+        both = threading.Barrier(2, timeout=20)
+
+        def waits_for_the_other(x):
+            both.wait()
+            return array("f", memoryview(x).tolist())
+
+        f = forebay.Runtime("cpu").accelerate(lambda: task(f=waits_for_the_other), lanes=2)
+        calls = [f.spawn(array("f", [n] * 8)) for n in range(2)]
+        self.assertEqual([memoryview(c.wait())[0] for c in calls], [0, 1])
+        for lanes in (0, 17):
+            with self.assertRaisesRegex(ValueError, f"{lanes} lanes; 1 to 16"):
+                forebay.Runtime("cpu").accelerate(task, lanes=lanes)
+        with self.assertRaisesRegex(TypeError, "a function that makes a task"):
+            forebay.Runtime("cpu").accelerate(task(), lanes=2)
+        with self.assertRaises(TypeError):
+            forebay.Runtime("cpu").accelerate(lambda: "no task")
 
     def test_by_a_kernel_where_there_is_opencl(self):
         try:

@@ -29,4 +29,4 @@ pub use load::{Cpu, Working};
 pub use model::{ENOUGH, Model, Prediction, Sample};
 pub use stability::Stability;
 pub use store::{Entry, Models};
-pub use stub::{Accelerated, Difference, Pending};
+pub use stub::{Accelerated, Difference, MAX_LANES, Pending};

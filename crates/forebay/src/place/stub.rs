@@ -13,7 +13,7 @@ use crate::template::{Elem, Template};
 /// Calls that may be in flight on one lane: more would make predictions stale before they are used.
 const IN_FLIGHT: usize = 2;
 /// Most lanes.
-const MAX_LANES: usize = 16;
+pub const MAX_LANES: usize = 16;
 
 /// A task that the program calls; made by [`Runtime::accelerate`].
 ///
