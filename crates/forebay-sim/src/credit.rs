@@ -26,6 +26,9 @@ use crate::{BEGIN, Outcome, noted};
 pub const TOLERANCE: u64 = 30_000;
 /// What may be idle while somebody has work, in millionths.
 pub const IDLE: u64 = 60_000;
+/// The same of what they have threads for, where some have fewer than there are cores: those are held up between two tasks,
+/// and credit cannot keep others' threads off their cores.
+pub const IDLE_NARROW: u64 = 300_000;
 const STRETCH_US: u64 = 3_000_000;
 /// Until what changed has settled: the longest debt is a task of every core.
 const SETTLE_US: u64 = 1_500_000;
@@ -59,11 +62,22 @@ struct Machine {
     since_tick_ns: u64,
     spare_ns: u64,
     broken: bool,
+    /// Draws for how many threads a program has work, if that is not for all cores.
+    narrow: Option<fastrand::Rng>,
     hash: u64,
 }
 
 /// Runs one scenario. `broken`: a mistake that the oracles must find: programs do not ask for credit.
 pub fn run(seed: u64, broken: bool) -> Outcome {
+    tell(seed, broken, None)
+}
+
+/// The same with programs some of which have work for fewer threads than there are cores.
+pub fn run_narrow(seed: u64, broken: bool) -> Outcome {
+    tell(seed, broken, Some(fastrand::Rng::with_seed(seed ^ 0x7a44)))
+}
+
+fn tell(seed: u64, broken: bool, narrow: Option<fastrand::Rng>) -> Outcome {
     let mut rng = fastrand::Rng::with_seed(seed ^ 0x5eed);
     let cores = [1, 2, 4, 16][rng.usize(0..4)];
     let mut m = Machine {
@@ -77,6 +91,7 @@ pub fn run(seed: u64, broken: bool) -> Outcome {
         since_tick_ns: 0,
         spare_ns: 0,
         broken,
+        narrow,
         hash: BEGIN,
     };
     // Mostly few; sometimes so many that the service ticks less often.
@@ -108,7 +123,7 @@ impl Machine {
         self.office.birth(pid, 1);
         let session = self.register(pid);
         let task_ns = [100_000, 500_000, 1_000_000, 5_000_000, 20_000_000][self.rng.usize(0..5)];
-        let left = vec![0; self.cores as usize];
+        let left = vec![0; self.threads()];
         self.programs.insert(pid, Program { session, class: Class::Normal, task_ns, working: true, left });
         self.hash = noted(self.hash, u64::from(pid) ^ task_ns);
         let class = match self.rng.u32(0..8) {
@@ -118,6 +133,13 @@ impl Machine {
             _ => Class::Normal,
         };
         self.set(pid, class);
+    }
+
+    /// For how many threads a program has work.
+    fn threads(&mut self) -> usize {
+        let cores = self.cores as usize;
+        let Some(n) = &mut self.narrow else { return cores };
+        if n.bool() { n.usize(1..=cores) } else { cores }
     }
 
     fn set(&mut self, pid: u32, class: Class) {
@@ -156,7 +178,7 @@ impl Machine {
                 self.die(pid, false);
                 self.office.birth(pid, 1);
                 let session = self.register(pid);
-                let left = vec![0; self.cores as usize];
+                let left = vec![0; self.threads()];
                 let p = Program { session, class: Class::Normal, task_ns: 1_000_000, working: true, left };
                 self.programs.insert(pid, p);
             }
@@ -252,7 +274,7 @@ impl Machine {
             let spent = self.office.service.world().processes.get(&pid).map_or(0, |o| o.1);
             let may = self.office.service.pages(p.session).is_some_and(|(c, page)| {
                 let a = &c.accounts[0];
-                let busy = u64::from(p.working) * WHOLE;
+                let busy = u64::from(p.working) * p.left.len() as u64 * WHOLE / self.cores;
                 page.accounts[0].demand.store(busy as u32, Ordering::Relaxed);
                 a.allowance.load(Ordering::Relaxed) > spent && a.hold.load(Ordering::Relaxed) == 0
             });
@@ -314,23 +336,36 @@ impl Machine {
         let want = shares(&members);
         let others = self.programs.values().filter(|p| p.working && p.class == Class::Normal);
         let begun: u64 = others.map(|p| p.task_ns).sum();
-        let capacity = self.cores * stretch_us * 1000;
         let total: u64 = got.iter().sum();
-        if want.iter().sum::<u64>() > 0 && total < capacity / WHOLE * (WHOLE - IDLE) {
-            self.office.wrong(format!("{} of {capacity} ns were idle with {members:?}", capacity - total));
+        let threads = |(p, m): (&Program, &Member)| if m.active { p.left.len() as u64 } else { 0 };
+        let could = self.programs.values().zip(&members).map(threads).sum::<u64>().min(self.cores) * stretch_us * 1000;
+        let idle = if self.narrow.is_some() { IDLE_NARROW } else { IDLE };
+        if want.iter().sum::<u64>() > 0 && total < could / WHOLE * (WHOLE - idle) {
+            self.office.wrong(format!("{} of {could} ns were idle with {members:?}", could - total));
         }
-        for ((m, want), got) in members.iter().zip(want).zip(&got) {
-            let part = (u128::from(*got) * u128::from(WHOLE)).checked_div(total.into()).unwrap_or(0) as u64;
+        // Who has few threads can be held up far below its share; the others are to have theirs all the same, of the whole
+        // machine, and may have what those leave.
+        let narrow = self.narrow.is_some();
+        let mut wrong = Vec::new();
+        let whole = if narrow { self.cores * stretch_us * 1000 } else { total };
+        for (((m, want), got), p) in members.iter().zip(want).zip(&got).zip(self.programs.values()) {
+            let part = (u128::from(*got) * u128::from(WHOLE)).checked_div(whole.into()).unwrap_or(0) as u64;
             let reserved = matches!(m.class, share::Class::Custom(_));
             let lack =
                 if reserved && pids.len() >= MANY && part < want { want * begun / (stretch_us * 1000) } else { 0 };
-            if part.abs_diff(want) > TOLERANCE + lack {
-                self.office.wrong(format!("{m:?} had {part} instead of {want} millionths on {} cores", self.cores));
+            let off = match narrow {
+                true if p.left.len() < self.cores as usize => 0,
+                true => want.saturating_sub(part),
+                false => part.abs_diff(want),
+            };
+            if off > TOLERANCE + lack {
+                wrong.push(format!("{m:?} had {part} instead of {want} millionths on {} cores", self.cores));
             }
             if m.class == share::Class::Suspended && *got > 0 {
-                self.office.wrong(format!("{m:?} is suspended and had {got} ns"));
+                wrong.push(format!("{m:?} is suspended and had {got} ns"));
             }
         }
+        wrong.into_iter().for_each(|w| self.office.wrong(w));
         self.office.judge_known(self.programs.iter().map(|(pid, p)| (*pid, p.class)));
         let bank: Vec<_> = self.office.service.bank(0).map(|b| b.views().collect()).unwrap_or_default();
         for v in bank {
@@ -360,6 +395,9 @@ mod tests {
             let o = run(seed, false);
             assert_eq!(o.violations, Vec::<String>::new(), "seed {seed}");
         }
+        for seed in 0..30 {
+            assert_eq!(run_narrow(seed, false).violations, Vec::<String>::new(), "narrow, seed {seed}");
+        }
     }
 
     #[test]
@@ -370,7 +408,9 @@ mod tests {
 
     #[test]
     fn programs_that_do_not_ask_are_caught() {
-        let caught = (0..10).filter(|s| !run(*s, true).violations.is_empty()).count();
-        assert!(caught >= 8, "{caught} of 10");
+        for story in [run, run_narrow] {
+            let caught = (0..10).filter(|s| !story(*s, true).violations.is_empty()).count();
+            assert!(caught >= 8, "{caught} of 10");
+        }
     }
 }

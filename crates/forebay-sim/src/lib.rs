@@ -1,7 +1,7 @@
 //! Seeded simulation of the service: its own code, in virtual time, with everything around it drawn from a seed.
 //!
 //! - [`gpu`]: the agent that divides a GPU by suspension.
-//! - [`credit`]: the service's core with programs that take credit.
+//! - [`credit`]: the service's core with programs that take credit; in its narrow stories some have few threads.
 //! - [`accelerator`]: the same on a device whose use programs report themselves, with limits of memory on a GPU.
 //!
 //! After every calm stretch oracles are asked whether what was promised was kept. The same seed is the same story; the

@@ -23,6 +23,7 @@ fn main() -> std::process::ExitCode {
         let all = [
             ("gpu", forebay_sim::gpu::run(seed, o.broken)),
             ("credit", forebay_sim::credit::run(seed, o.broken)),
+            ("narrow", forebay_sim::credit::run_narrow(seed, o.broken)),
             ("accelerator", forebay_sim::accelerator::run(seed, o.broken)),
         ];
         for (what, outcome) in all {
