@@ -56,6 +56,8 @@ const NOTHING_NS: u64 = TICK_NS / 50;
 pub const MARGIN: u64 = 20_000;
 /// The part of a device (one in so many) that may be idle while somebody waits.
 pub const TOLERATED: u64 = 24;
+/// Ticks of nothing but idleness after which demands are believed.
+const BELIEF_TICKS: i64 = 4;
 /// Ticks over which use and demand are averaged.
 const AVERAGE: u64 = 8;
 
@@ -268,9 +270,8 @@ impl Bank {
         let members: Vec<Member> = self.members().into_iter().map(as_normal).collect();
         let all = (self.spent + self.spare).max(1);
         let excess = i128::from(self.spare) - i128::from(all / TOLERATED);
-        // Four ticks of nothing but idleness are enough. A jump at some limit would take shares from one side to the other
-        // and back all the time.
-        let step = (excess * i128::from(WHOLE) / i128::from(all)) as i64 / 4;
+        // A jump at some limit would take shares from one side to the other and back all the time.
+        let step = (excess * i128::from(WHOLE) / i128::from(all)) as i64 / BELIEF_TICKS;
         self.belief = (self.belief + step).clamp(0, WHOLE as i64);
         let believed = self.belief as u128;
         let want = |a: &Account| {

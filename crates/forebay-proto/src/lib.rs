@@ -52,14 +52,15 @@ pub fn socket_paths() -> Vec<PathBuf> {
 }
 
 /// The socket of a service that a user runs without privileges: in the user's run-time folder, or, where a login has made
-/// none (in containers), in one of the user's own under `/tmp`. That one somebody else may have made: whoever serves there
-/// looks whose it is first, and whoever connects ([`client::Connection::open_at`]) whose the socket is.
+/// none (in containers), in one of the user's own among temporary files (so it goes by `TMPDIR`). That one somebody else may
+/// have made: whoever serves there looks whose it is first, and whoever connects ([`client::Connection::open_at`]) whose the
+/// socket is.
 pub fn user_socket() -> PathBuf {
     let user = rustix::process::geteuid().as_raw();
     let logged_in = || Some(PathBuf::from(format!("/run/user/{user}"))).filter(|d| d.is_dir());
     let named = std::env::var_os("XDG_RUNTIME_DIR").filter(|d| !d.is_empty()).map(PathBuf::from);
     match named.or_else(logged_in) {
         Some(dir) => dir.join("forebay/socket"),
-        None => PathBuf::from(format!("/tmp/forebay-{user}/socket")),
+        None => std::env::temp_dir().join(format!("forebay-{user}/socket")),
     }
 }

@@ -15,12 +15,12 @@ pub enum Error {
         why: std::io::Error,
     },
     /// A driver whose layouts are not known.
-    #[error("driver {found} is not known: this build speaks to series {} to {}; nothing was changed", known.start(), known.end())]
+    #[error("driver {found} is not known: this build speaks to the series {known:?}; nothing was changed")]
     UnknownDriver {
         /// Its version.
         found: String,
         /// The series that are.
-        known: std::ops::RangeInclusive<u32>,
+        known: [u32; 3],
     },
     /// The kernel refused a call.
     #[error("{call}: {why}")]

@@ -10,7 +10,7 @@
 //! - [`Rm`]: what lies beneath, the calls into the kernel: [`Host`] makes them, [`fake::FakeRm`] answers them from memory
 //!   with the driver's own checks and a model of the hardware's round-robin.
 //!
-//! **State**: the layouts restate NVIDIA's open kernel modules 580.142, and are the same from 555 on ([`sys`] says how that
+//! **State**: the layouts restate NVIDIA's open kernel modules 580.142, and are the same in 555 and 570 ([`sys`] says how that
 //! was found out). The driver promises no stability, so a driver of another series is refused ([`Client::open`]). The crate
 //! has been tested on the fake only, so far.
 //!

@@ -125,7 +125,7 @@ impl Arguments {
     }
 }
 
-/// Makes a folder for this user alone, or sees that it is one: in `/tmp` somebody else may have been there first.
+/// Makes a folder for this user alone, or sees that it is one: among temporary files somebody else may have been there first.
 fn own_folder(path: &Path) -> Result<(), String> {
     use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
     let said = |e: std::io::Error| format!("the folder {}: {e}", path.display());

@@ -248,6 +248,28 @@ fn by_priority_the_lower_nice_value_has_it_all() {
     assert!(first > 8.0 * second, "{first} s and {second} s");
 }
 
+/// As in a container.
+#[test]
+fn a_users_service_needs_no_folder_of_a_login() {
+    use std::io::BufRead;
+    let user = rustix::process::geteuid().as_raw();
+    if std::path::Path::new(&format!("/run/user/{user}")).is_dir() {
+        return eprintln!("skipped: a login has made a run-time folder");
+    }
+    let dir = std::env::temp_dir().join(format!("forebayd-user-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let mut c = std::process::Command::new(env!("CARGO_BIN_EXE_forebayd"));
+    c.arg("--user").env("TMPDIR", &dir).env_remove("XDG_RUNTIME_DIR").env_remove("FOREBAY_SOCKET");
+    let mut child = c.stderr(std::process::Stdio::piped()).spawn().unwrap();
+    let mut said = String::new();
+    std::io::BufReader::new(child.stderr.take().unwrap()).read_line(&mut said).unwrap();
+    let found = Connection::open_at(&dir.join(format!("forebay-{user}/socket")), "test").map(drop);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    std::fs::remove_dir_all(&dir).unwrap();
+    assert!(said.contains("serving") && found.is_ok(), "{said} {found:?}");
+}
+
 #[test]
 fn a_service_that_a_stranger_runs_is_not_spoken_to() {
     let s = Service::start(&[]);

@@ -677,6 +677,34 @@ mod tests {
         }
     }
 
+    /// Who was woken for nothing has had no work.
+    #[test]
+    fn workers_are_at_work_from_their_first_job_until_they_sleep() {
+        let pool = Pool::new(2);
+        let within = |what: &str, is: &dyn Fn() -> bool| {
+            let begun = Instant::now();
+            while !is() {
+                assert!(begun.elapsed() < Duration::from_secs(20), "{what}");
+                std::thread::yield_now();
+            }
+        };
+        within("both sleep", &|| pool.sleepers() == 2);
+        assert_eq!(pool.at_work(), 0);
+        let u = Until { flag: AtomicBool::new(false), ended: AtomicBool::new(false), how: How::Waits };
+        // SAFETY: `u` is there until it has ended.
+        unsafe { pool.submit(Job { run: until, data: std::ptr::from_ref(&u).cast(), cost_ns: UNKNOWN_NS }) };
+        within("one has begun", &|| pool.at_work() == 1 && pool.sleepers() == 1);
+        for _ in 0..50 {
+            pool.shared.sleep.wake_one();
+            assert_eq!(pool.at_work(), 1);
+            within("the other one sleeps again", &|| pool.sleepers() == 1);
+            assert_eq!(pool.at_work(), 1);
+        }
+        u.flag.store(true, Ordering::Release);
+        within("it has ended", &|| u.ended.load(Ordering::Acquire));
+        within("nobody is at work", &|| pool.at_work() == 0);
+    }
+
     /// A source that always has another long job.
     struct Greedy {
         turn: Turn,

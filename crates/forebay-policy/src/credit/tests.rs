@@ -302,6 +302,22 @@ fn what_one_does_not_demand_is_others_at_a_steady_rate() {
     assert!(least > 250_000 && most - least < 350_000, "{shares:?}");
 }
 
+/// Credit says who may begin, not on which core: one thread among many has what the operating system gives it between two
+/// tasks. Those with threads for all cores have their shares all the same (docs/scheduling.md has the figure).
+#[test]
+fn one_thread_with_a_large_share_is_held_up_in_a_crowd_and_the_crowd_is_not() {
+    let mut m = Machine::new(4, Order::Share);
+    m.tick_ns = MAX_TICK_NS;
+    m.add(1, Class::Custom(250_000), 0, busy(1, 5000));
+    (2..19).for_each(|id| m.add(id, Class::Normal, 0, busy(4, 1000)));
+    m.run(2000);
+    let got = m.run(5000);
+    println!("{} millionths instead of 250000", got[&1]);
+    // One of 69 threads, by the operating system alone.
+    assert!(got[&1] > WHOLE / 69, "{got:?}");
+    assert!((2..19).all(|id| got[&id] > 750_000 / 17 - 5000), "{got:?}");
+}
+
 /// It would be had from those who owe nothing.
 #[test]
 fn nobody_saves_up_what_those_owe_who_pay_nothing_back() {
