@@ -15,7 +15,8 @@
 //!    begin at once they have some of its time before its turn, and it gets that back. What it cannot hold is lost, so that
 //!    others do not overtake it only because the operating system lets them run more. If more than one part in
 //!    [`TOLERATED`] of the device is idle because of that, those that have little left get that time on top; but not what
-//!    somebody with credit falls short of its share by: that one is being held up, and would be more.
+//!    somebody with credit falls short of its share by: that one is being held up, and would be more. (One that uses less
+//!    than half of its share does so by choice, as far as it was not ready and without a core.)
 //! 5. `interactive` members are filled first, up to [`RESERVE`] of what the device delivers; beyond that they are
 //!    normal ones.
 //! 6. A member that has credit and does nothing for [`IDLE_TICKS`] is idle: it counts for nothing, and begins again
@@ -83,6 +84,8 @@ struct Account {
     average: u64,
     /// Average demand, millionths times [`AVERAGE`].
     demand: u64,
+    /// Average time in a tick in which it had credit and was ready, but not at work, ns times [`AVERAGE`].
+    ready: u64,
     share: u64,
     /// Its share when it was last active.
     due: u64,
@@ -98,6 +101,8 @@ pub struct Report {
     pub spent_ns: u64,
     /// How much of the device it could use at this moment, in millionths; [`WHOLE`] if it is not known.
     pub demand: u64,
+    /// Time since the last tick in which a thread of it was ready and had no core, over all of them, ns; 0 if it is not known.
+    pub ready_ns: u64,
 }
 
 /// A member, as others may see it.
@@ -109,6 +114,8 @@ pub struct View {
     pub share: u64,
     /// What it has had of the device lately, in millionths.
     pub used: u64,
+    /// It has credit, and uses so little of its share that whether it was ready matters ([`Report::ready_ns`]).
+    pub uses_little: bool,
     /// Used so far, ns.
     pub spent_ns: u64,
     /// Its credit, ns.
@@ -136,6 +143,11 @@ pub struct Bank {
 /// [`FLOAT_NS`], when ticks are so far apart.
 fn float_ns(tick_ns: u64) -> u64 {
     FLOAT_NS / TICK_NS * tick_ns.clamp(TICK_NS, MAX_TICK_NS)
+}
+
+/// A share of what the device does, as an average.
+fn part_of(all: u64, share: u64) -> u64 {
+    (u128::from(all) * u128::from(share) / u128::from(WHOLE)) as u64
 }
 
 fn signed(v: u64) -> i64 {
@@ -179,6 +191,7 @@ impl Bank {
             balance: signed(SLACK_NS * self.units),
             average: 0,
             demand: WHOLE * AVERAGE,
+            ready: 0,
             share: 0,
             due: 0,
             quiet: 0,
@@ -223,6 +236,7 @@ impl Bank {
             member: a.member,
             share: a.share,
             used: (a.average * WHOLE / all).min(WHOLE),
+            uses_little: a.member.active && a.balance > 0 && a.average < part_of(all, a.share) / 2,
             spent_ns: a.spent,
             balance_ns: a.balance,
         })
@@ -234,7 +248,8 @@ impl Bank {
         let debt = signed(MAX_DEBT_NS * self.units);
         let mut total = 0u64;
         for a in self.accounts.values_mut() {
-            let r = report(a.member.id).unwrap_or(Report { spent_ns: a.spent, demand: a.demand / AVERAGE });
+            let unknown = Report { spent_ns: a.spent, demand: a.demand / AVERAGE, ready_ns: 0 };
+            let r = report(a.member.id).unwrap_or(unknown);
             let spent = r.spent_ns.saturating_sub(a.spent);
             let could = a.balance > 0;
             a.spent += spent;
@@ -242,6 +257,9 @@ impl Bank {
             a.average = averaged(a.average, spent);
             // Who waits for credit would use it.
             a.demand = averaged(a.demand, if a.balance > 0 { r.demand.min(WHOLE) } else { WHOLE });
+            // What it says is not more than the device can do.
+            let ready = r.ready_ns.min(passed_ns.saturating_mul(self.units));
+            a.ready = averaged(a.ready, if could { ready } else { 0 });
             total = total.saturating_add(spent);
             let works = spent > NOTHING_NS;
             a.quiet = if works || !could { 0 } else { a.quiet.saturating_add(1) };
@@ -396,10 +414,15 @@ impl Bank {
         // A little idleness is left alone, and so is what somebody with credit falls short of its share by: it is being
         // held up, and whoever fills its gaps holds it up more.
         let all = self.spent + self.spare;
-        let due = |a: &Account| (u128::from(all) * u128::from(a.share) / u128::from(WHOLE)) as u64;
+        let due = |a: &Account| part_of(all, a.share);
         let able = self.accounts.values().filter(|a| a.member.active && a.balance > 0);
-        // Who uses less than half of it does so by its own choice, whatever it says that it demands.
-        let short: u64 = able.filter(|a| a.average >= due(a) / 2).map(|a| due(a).saturating_sub(a.average)).sum();
+        // Who uses less than half of it does so by its own choice, whatever it says that it demands, unless it is known to
+        // have been ready.
+        let lacks = |a: &Account| {
+            let lacks = due(a).saturating_sub(a.average);
+            if a.average >= due(a) / 2 { lacks } else { lacks.min(a.ready) }
+        };
+        let short = able.map(lacks).fold(0, u64::saturating_add);
         let missing = signed(self.spare) - signed(all / TOLERATED) - signed(short);
         self.bonus = (self.bonus + missing / signed(AVERAGE * AVERAGE)).clamp(0, signed(all / AVERAGE));
         let extra = self.bonus;

@@ -413,10 +413,27 @@ impl Account {
     /// Whether work may be begun now.
     #[inline]
     pub fn may(&self) -> bool {
+        self.may_beside(0)
+    }
+
+    /// Whether work may be begun while what has been begun will use so much more, ns: who begins whatever there is as long as
+    /// it owes nothing owes all of it at once, and others have none of the device meanwhile.
+    #[inline]
+    pub fn may_beside(&self, ahead_ns: u64) -> bool {
         let a = &self.session.pages.client.accounts[self.number];
         let spent = if self.metered { self.spent.load(Ordering::Relaxed) } else { self.mine().used_ns(now_ns) };
-        (a.allowance.load(Ordering::Relaxed) > spent && a.hold.load(Ordering::Relaxed) == 0)
+        (a.allowance.load(Ordering::Relaxed) > spent.saturating_add(ahead_ns) && a.hold.load(Ordering::Relaxed) == 0)
             || self.session.free.load(Ordering::Relaxed)
+    }
+
+    /// Whether the kernel measures what is used, and not the program.
+    pub fn is_metered(&self) -> bool {
+        self.metered
+    }
+
+    /// What the kernel said last that was used, ns, where it is the one who measures ([`Account::look`]).
+    pub fn metered_ns(&self) -> u64 {
+        self.spent.load(Ordering::Relaxed)
     }
 
     /// So much of the device was used, in one piece of work.
@@ -447,11 +464,12 @@ impl Account {
         }
     }
 
-    /// Sleeps until there may be credit, and no longer than a moment; whether work may be begun now.
-    pub fn wait(&self) -> bool {
+    /// Sleeps until there may be credit, and no longer than a moment; whether work may be begun now beside what `ahead` says
+    /// then ([`Account::may_beside`]).
+    pub fn wait(&self, ahead: impl Fn() -> u64) -> bool {
         let a = &self.session.pages.client.accounts[self.number];
         let sleeper = Sleeper::lie_down(&a.bell, &self.mine().sleepers);
-        if self.may() || self.session.is_silent() {
+        if self.may_beside(ahead()) || self.session.is_silent() {
             return true;
         }
         let timeout = Timespec { tv_sec: 0, tv_nsec: LOOK.subsec_nanos().into() };
@@ -459,7 +477,16 @@ impl Account {
         let _ = futex::wait(&a.bell, futex::Flags::empty(), sleeper.bell, Some(&timeout));
         drop(sleeper);
         self.look();
-        self.may()
+        self.may_beside(ahead())
+    }
+
+    /// Less is ahead than those thought who sleep: they look again. A system call if there are any.
+    pub fn less_is_ahead(&self) {
+        if self.mine().sleepers.load(Ordering::Relaxed) != 0 {
+            let a = &self.session.pages.client.accounts[self.number];
+            // Nobody there to wake is no failure. Whoever is about to sleep at this moment does so until the next tick.
+            let _ = futex::wake(&a.bell, futex::Flags::empty(), i32::MAX as u32);
+        }
     }
 
     /// How much of the device the program could use now, in millionths.

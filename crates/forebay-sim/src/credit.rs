@@ -8,8 +8,9 @@
 //!    it is due of the time in which everybody else does a task on every core once: so much they may begin before they owe;
 //! 2. the machine was not idle while somebody had work, within [`IDLE`];
 //! 3. suspended programs have had nothing;
-//! 4. the service knows exactly the programs that are there, and their classes;
-//! 5. nobody holds more credit than there may be.
+//! 4. who has few threads has had [`LEAST_NARROW`] of what it can use of its share;
+//! 5. the service knows exactly the programs that are there, and their classes;
+//! 6. nobody holds more credit than there may be.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -17,7 +18,7 @@ use std::sync::atomic::Ordering;
 use forebay_policy::credit::{FLOAT_NS, MAX_OWED_NS, MAX_TICK_NS, SLACK_NS, TICK_NS};
 use forebay_policy::share::{self, Member, WHOLE, shares};
 use forebay_proto::wire::{self, CPU, Class, Reply, Request};
-use forebayd::service::{Answer, SessionId};
+use forebayd::service::{Answer, Ready, SessionId};
 
 use crate::office::{Office, USER};
 use crate::{BEGIN, Outcome, noted};
@@ -29,6 +30,14 @@ pub const IDLE: u64 = 60_000;
 /// The same of what they have threads for, where some have fewer than there are cores: those are held up between two tasks,
 /// and credit cannot keep others' threads off their cores.
 pub const IDLE_NARROW: u64 = 300_000;
+/// Tasks that count while they last, and what one counts for at most.
+const LONG_NS: u64 = 500_000;
+const MOST_AHEAD_NS: u64 = 20_000_000;
+/// What somebody with few threads and a share worth a look has at least of what it could use of that share, in millionths:
+/// others' threads hold it up, whatever credit they are left without.
+pub const LEAST_NARROW: u64 = 200_000;
+/// Such a share, in millionths.
+const WORTH_A_LOOK: u64 = 20_000;
 const STRETCH_US: u64 = 3_000_000;
 /// Until what changed has settled: the longest debt is a task of every core.
 const SETTLE_US: u64 = 1_500_000;
@@ -151,6 +160,7 @@ impl Machine {
     fn die(&mut self, pid: u32, heard: bool) {
         let Some(p) = self.programs.remove(&pid) else { return };
         self.office.service.world().processes.remove(&pid);
+        self.office.service.world().ready.remove(&pid);
         if !self.office.service.world().watched.contains(&pid) {
             self.office.wrong(format!("{pid} was not watched"));
         }
@@ -272,15 +282,20 @@ impl Machine {
         let mut wants = Vec::new();
         for (&pid, p) in &mut self.programs {
             let spent = self.office.service.world().processes.get(&pid).map_or(0, |o| o.1);
-            let may = self.office.service.pages(p.session).is_some_and(|(c, page)| {
+            let credit = self.office.service.pages(p.session).map_or(0, |(c, page)| {
                 let a = &c.accounts[0];
                 let busy = u64::from(p.working) * p.left.len() as u64 * WHOLE / self.cores;
                 page.accounts[0].demand.store(busy as u32, Ordering::Relaxed);
-                a.allowance.load(Ordering::Relaxed) > spent && a.hold.load(Ordering::Relaxed) == 0
+                let held = a.hold.load(Ordering::Relaxed) != 0;
+                if held { 0 } else { a.allowance.load(Ordering::Relaxed).saturating_sub(spent) }
             });
+            // As the library does (`run/gate.rs`): half of each long task that others of it are at will be used as well.
+            let each = if p.task_ns >= LONG_NS { p.task_ns.min(MOST_AHEAD_NS) / 2 } else { 0 };
+            let mut ahead = each * p.left.iter().filter(|left| **left > 0).count() as u64;
             for (n, left) in p.left.iter_mut().enumerate() {
-                if *left == 0 && p.working && (may || self.broken) {
+                if *left == 0 && p.working && (credit > ahead || self.broken) {
                     *left = p.task_ns;
+                    ahead += each;
                 }
                 if *left > 0 {
                     wants.push((pid, n));
@@ -296,9 +311,10 @@ impl Machine {
             // What is left of the time goes into the next task, if it may be begun at once: as if it had been.
             p.left[n] -= now;
             used += each;
-            if let Some(o) = self.office.service.world().processes.get_mut(&pid) {
-                o.1 += each;
-            }
+            let world = self.office.service.world();
+            world.processes.entry(pid).and_modify(|p| p.1 += each);
+            let ready = world.ready.entry(pid).or_default();
+            *ready = Ready { ns: ready.ns + step_ns - each, threads: p.left.len() as u32 };
         }
         self.now_ns += step_ns;
         self.told_ns += step_ns;
@@ -343,8 +359,8 @@ impl Machine {
         if want.iter().sum::<u64>() > 0 && total < could / WHOLE * (WHOLE - idle) {
             self.office.wrong(format!("{} of {could} ns were idle with {members:?}", could - total));
         }
-        // Who has few threads can be held up far below its share; the others are to have theirs all the same, of the whole
-        // machine, and may have what those leave.
+        // Who has few threads can be held up below its share; the others are to have theirs all the same, of the whole machine,
+        // and may have what those leave.
         let narrow = self.narrow.is_some();
         let mut wrong = Vec::new();
         let whole = if narrow { self.cores * stretch_us * 1000 } else { total };
@@ -353,8 +369,14 @@ impl Machine {
             let reserved = matches!(m.class, share::Class::Custom(_));
             let lack =
                 if reserved && pids.len() >= MANY && part < want { want * begun / (stretch_us * 1000) } else { 0 };
+            let few = p.left.len() < self.cores as usize;
+            let due = want.min(p.left.len() as u64 * WHOLE / self.cores);
+            let pays = m.active && m.class != share::Class::Background;
+            if narrow && few && pays && want >= WORTH_A_LOOK && part < due * LEAST_NARROW / WHOLE {
+                wrong.push(format!("{m:?} had {part} of {due} millionths with {} threads", p.left.len()));
+            }
             let off = match narrow {
-                true if p.left.len() < self.cores as usize => 0,
+                true if few => 0,
                 true => want.saturating_sub(part),
                 false => part.abs_diff(want),
             };

@@ -8,7 +8,7 @@ use forebay_proto::page::AccountWords;
 use forebay_proto::wire::{self, Class, Level, Refusal, Reply, Request, Source};
 use forebay_rm::sys::RawHandle;
 use forebayd::agent::{Agent, Grip, Meter, Reach, Refused};
-use forebayd::service::{Answer, Described, Peer, Service, SessionId, World};
+use forebayd::service::{Answer, Described, Peer, Ready, Service, SessionId, World};
 
 /// The user of the programs; the service's is another one.
 pub(crate) const USER: u32 = 1000;
@@ -18,6 +18,8 @@ pub(crate) const USER: u32 = 1000;
 pub(crate) struct Os {
     /// What is there, and how much of the CPU each has had, ns.
     pub(crate) processes: BTreeMap<u32, (Described, u64)>,
+    /// How long threads of each were ready and had no core.
+    pub(crate) ready: BTreeMap<u32, Ready>,
     pub(crate) watched: BTreeSet<u32>,
     /// Whom the service has ended, with their beginnings.
     pub(crate) ended: Vec<(u32, u64)>,
@@ -30,6 +32,10 @@ impl World for Os {
 
     fn cpu_time_ns(&mut self, pid: u32) -> Option<u64> {
         self.processes.get(&pid).map(|p| p.1)
+    }
+
+    fn ready(&mut self, pid: u32) -> Option<Ready> {
+        self.ready.get(&pid).copied()
     }
 
     fn wake(&mut self, _: &AccountWords) {}

@@ -17,38 +17,68 @@ use std::path::{Component, Path, PathBuf};
 /// Groups within groups that are looked at.
 const MAX_DEPTH: usize = 16;
 
+/// Where hierarchies are mounted.
+const ROOT: &str = "/sys/fs/cgroup";
+
 /// The part of a process's nice value that comes from its groups.
 pub fn nice(pid: u32) -> i32 {
-    fs::read_to_string(format!("/proc/{pid}/cgroup")).map_or(0, |groups| of(Path::new("/sys/fs/cgroup"), &groups))
+    fs::read_to_string(format!("/proc/{pid}/cgroup")).map_or(0, |groups| of(Path::new(ROOT), &groups))
 }
 
-/// The same, of what `/proc/PID/cgroup` says, with the hierarchies below `root`.
-fn of(root: &Path, groups: &str) -> i32 {
-    let each = groups.lines().filter_map(|l| {
+/// Whether a group of a process limits how much of the CPU it may have, whatever others do.
+pub fn is_limited(pid: u32) -> bool {
+    let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    hierarchies(&groups).any(|h| h.mounts.iter().any(|m| along(&Path::new(ROOT).join(m), h.path).any(|g| limits(&g))))
+}
+
+/// A hierarchy that shares out the CPU, and where a process is in it.
+struct Hierarchy<'a> {
+    mounts: &'static [&'static str],
+    is_unified: bool,
+    path: &'a str,
+}
+
+/// Of what `/proc/PID/cgroup` says.
+fn hierarchies(groups: &str) -> impl Iterator<Item = Hierarchy<'_>> {
+    groups.lines().filter_map(|l| {
         let mut parts = l.splitn(3, ':');
         let (_, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
-        let (mounts, file, default): (&[&str], _, _) = match controllers {
-            "" => (&["", "unified"], "cpu.weight", 100.0),
-            c if c.split(',').any(|c| c == "cpu") => (&["cpu", "cpu,cpuacct"], "cpu.shares", 1024.0),
-            _ => return None,
-        };
-        Some(mounts.iter().map(|m| along(&root.join(m), path, file, default)).find(|n| *n != 0).unwrap_or(0))
+        let is_unified = controllers.is_empty();
+        let mounts: &[&str] = if is_unified { &["", "unified"] } else { &["cpu", "cpu,cpuacct"] };
+        (is_unified || controllers.split(',').any(|c| c == "cpu")).then_some(Hierarchy { mounts, is_unified, path })
+    })
+}
+
+/// [`nice`], of what `/proc/PID/cgroup` says, with the hierarchies below `root`.
+fn of(root: &Path, groups: &str) -> i32 {
+    let each = hierarchies(groups).map(|h| {
+        let (file, default) = if h.is_unified { ("cpu.weight", 100.0) } else { ("cpu.shares", 1024.0) };
+        let sum = |m: &&str| along(&root.join(m), h.path).map(|g| of_group(&g, file, default)).sum();
+        h.mounts.iter().map(sum).find(|n: &i32| *n != 0).unwrap_or(0)
     });
     each.sum::<i32>().clamp(-20, 19)
 }
 
-fn along(mount: &Path, path: &str, file: &str, default: f64) -> i32 {
+/// The groups on the way to this one.
+fn along(mount: &Path, path: &str) -> impl Iterator<Item = PathBuf> {
     let names = Path::new(path).components().filter_map(|c| match c {
         Component::Normal(name) => Some(name),
         _ => None,
     });
     let mut at = PathBuf::from(mount);
-    let mut sum = 0;
-    for name in names.take(MAX_DEPTH) {
+    names.take(MAX_DEPTH).map(move |name| {
         at.push(name);
-        sum += of_group(&at, file, default);
-    }
-    sum
+        at.clone()
+    })
+}
+
+/// Of both hierarchies: a quota of time and a period, and a quota alone that is negative where there is none.
+fn limits(dir: &Path) -> bool {
+    let quota = |file: &str| {
+        let said = fs::read_to_string(dir.join(file)).ok()?;
+        said.split_whitespace().next()?.parse::<i64>().ok()
+    };
+    quota("cpu.max").or_else(|| quota("cpu.cfs_quota_us")).is_some_and(|q| q > 0)
 }
 
 fn of_group(dir: &Path, file: &str, default: f64) -> i32 {
@@ -100,6 +130,23 @@ mod tests {
         assert_eq!([of("0::/least"), of("0::/least/../../a")], [19, 19]);
         // Both hierarchies at once, and lines of other controllers.
         assert_eq!([of("4:cpu,cpuacct:/old\n0::/"), of("4:memory:/old"), of("nonsense\n::\n0::/a")], [3, 0, 3]);
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn a_quota_on_the_way_is_a_limit() {
+        let files = [
+            ("free/cpu.max", "max 100000\n"),
+            ("free/in/cpu.max", "50000 100000\n"),
+            ("cpu/old/cpu.cfs_quota_us", "-1\n"),
+            ("cpu/old/in/cpu.cfs_quota_us", "25000\n"),
+        ];
+        let root = tree("limit", &files);
+        let limited = |at: &str| along(&root, at).any(|g| limits(&g));
+        assert_eq!(
+            ["/free", "/free/in", "/free/in/below", "/cpu/old", "/cpu/old/in", "/"].map(limited),
+            [false, true, true, false, true, false]
+        );
         fs::remove_dir_all(root).unwrap();
     }
 

@@ -9,10 +9,13 @@ use rustix::thread::futex;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::mps::Mps;
-use crate::service::{Described, World};
+use crate::service::{Described, Ready, World};
 
 /// Group whose members may set anything.
 pub const GROUP: &str = "forebay";
+
+/// Threads of a process that are asked about.
+const MAX_THREADS: usize = 1024;
 
 /// The machine.
 #[derive(Default)]
@@ -34,6 +37,12 @@ fn stat_fields(pid: u32) -> Option<(String, Vec<u64>)> {
         f.parse().or_else(|_| signed()).unwrap_or(0)
     });
     Some((name, fields.collect()))
+}
+
+/// Whether a process may only run on some of the cores that this one may run on.
+fn may_not_have_all(pid: u32) -> bool {
+    let cores = |of: Option<Pid>| rustix::thread::sched_getaffinity(of).map_or(0, |set| set.count());
+    i32::try_from(pid).ok().and_then(Pid::from_raw).is_some_and(|of| cores(Some(of)) < cores(None))
 }
 
 /// A line of `/proc/PID/status`.
@@ -96,6 +105,23 @@ impl World for System {
         (!failed).then(|| t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64)
     }
 
+    fn ready(&mut self, pid: u32) -> Option<Ready> {
+        if may_not_have_all(pid) || crate::cgroup::is_limited(pid) {
+            return None;
+        }
+        let tasks = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
+        let mut all = Ready::default();
+        for task in tasks.flatten().take(MAX_THREADS) {
+            // Its time on cores, that of waiting for one, and how often (Documentation/scheduler/sched-stats.rst); none where
+            // the kernel was built without, and for a thread that has just ended.
+            let said = fs::read_to_string(task.path().join("schedstat")).ok();
+            let waited = said.as_deref().and_then(|s| s.split_whitespace().nth(1)?.parse::<u64>().ok());
+            all.ns = all.ns.saturating_add(waited.unwrap_or(0));
+            all.threads += 1;
+        }
+        Some(all)
+    }
+
     fn wake(&mut self, page: &AccountWords) {
         // Nobody there to wake is no failure.
         let _ = futex::wake(&page.bell, futex::Flags::empty(), i32::MAX as u32);
@@ -153,6 +179,41 @@ mod tests {
         assert!(a <= mine && mine <= b, "{a} {mine} {b}");
         assert_eq!(s.describe(u32::MAX), None);
         assert_eq!(s.cpu_time_ns(u32::MAX), None);
+    }
+
+    #[test]
+    fn who_is_ready_and_has_no_core_is_seen_to_wait() {
+        // Twice as many threads as cores, for long enough that the system has to take turns.
+        let (threads, begun) = (2 * std::thread::available_parallelism().unwrap().get(), std::time::Instant::now());
+        let (mut s, pid) = (System::default(), std::process::id());
+        let before = s.ready(pid).unwrap();
+        let mut most = 0;
+        std::thread::scope(|scope| {
+            for _ in 0..threads {
+                scope.spawn(|| while begun.elapsed().as_millis() < 300 {});
+            }
+            while begun.elapsed().as_millis() < 280 {
+                std::thread::sleep(std::time::Duration::from_millis(20));
+                let now = s.ready(pid).unwrap();
+                most = most.max(now.ns.saturating_sub(before.ns));
+                assert!(now.threads > 1);
+            }
+        });
+        // All of them together lack half of what they ask for; a tenth is plenty where others run, too.
+        assert!(most > threads as u64 * 30_000_000, "{most} ns of {threads} threads");
+        assert_eq!(s.ready(u32::MAX), None);
+        // What keeps this one from running is no other program.
+        let all = rustix::thread::sched_getaffinity(None).unwrap();
+        let mut one = rustix::thread::CpuSet::new();
+        one.set((0..rustix::thread::CpuSet::MAX_CPU).find(|core| all.is_set(*core)).unwrap());
+        let mut child = std::process::Command::new("sleep").arg("10").spawn().unwrap();
+        let of = Pid::from_raw(child.id() as i32);
+        assert!(s.ready(child.id()).is_some());
+        rustix::thread::sched_setaffinity(of, &one).unwrap();
+        let said = s.ready(child.id());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(said.is_none() || all.count() == 1);
     }
 
     #[test]

@@ -20,7 +20,7 @@ fn program() {
             if account.may() {
                 common::spin(Duration::from_millis(20));
             } else {
-                account.wait();
+                account.wait(|| 0);
             }
         }
     }

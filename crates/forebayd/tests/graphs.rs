@@ -338,6 +338,101 @@ fn what_a_pipeline_cannot_use_others_have() {
     assert!(has_it, "{last:?} of {cores} cores");
 }
 
+/// Not a test: a kernel of about 20 ms of the processor on its OpenCL device, six invocations on their way at a time.
+#[test]
+#[ignore = "a program that other tests start"]
+fn on_opencl() {
+    use forebay::{Arg, Kind, Launch, Source};
+    let t = Template::array::<f32>([4096]);
+    let source = "KERNEL void turn(GLOBAL const float *x, GLOBAL float *y, uint rounds) {
+      uint i = gid_x(); float a = x[i];
+      for (uint r = 0; r < rounds; r++) a = a * 0.5f + 1.0f;
+      y[i] = a; }";
+    let rt = Runtime::builder().only(Kind::OpenCl).unwrap().build().unwrap();
+    let start = |rounds: u32| {
+        let mut g = Graph::new("kernels");
+        let args = [Arg::port("x"), Arg::port("y"), Arg::U32(rounds)];
+        let launch = Launch::new(Source::Portable(source.into()), "turn", args);
+        let id = g.add(Task::new("turn").input("x", t).output("y", t).kernels(Kind::OpenCl, [launch])).unwrap();
+        let ends = (g.feed((id, "x"), 6).unwrap(), g.drain((id, "y"), 6).unwrap());
+        (rt.start(g).unwrap(), ends)
+    };
+    let item = || Datablock::from_slice(t, &[1f32; 4096]).unwrap();
+    let mut rounds = 1000;
+    loop {
+        let (run, (feed, drain)) = start(rounds);
+        let once = || {
+            let begun = forebay_proto::client::cpu_time_ns();
+            run.push(feed, item()).unwrap();
+            run.pull(drain).unwrap().as_slice::<f32>().unwrap();
+            forebay_proto::client::cpu_time_ns() - begun
+        };
+        let took = (0..3).map(|_| once()).min().unwrap();
+        if took > 4_000_000 {
+            rounds = (u64::from(rounds) * 20_000_000 / took) as u32;
+            break;
+        }
+        rounds *= 2;
+    }
+    let (run, (feed, drain)) = start(rounds);
+    (0..5).for_each(|_| run.push(feed, item()).unwrap());
+    loop {
+        run.push(feed, item()).unwrap();
+        run.pull(drain).unwrap();
+    }
+}
+
+/// How much of the processor a program with a tenth of it, whose pieces of work take 20 ms, uses in one go beside one that wants
+/// everything, ms, in order.
+fn in_one_go(role: &str) -> Vec<f64> {
+    let s = Service::start(&[]);
+    let hog = Program::start(&s, "program", &[("TASK_US", "500".into())]);
+    until("the other one has joined", || s.process(hog.pid()).is_some());
+    let p = Program::start(&s, role, &[("TASK_US", "20000".into())]);
+    until("it has joined", || s.process(p.pid()).is_some());
+    // It measures how long its pieces are first.
+    std::thread::sleep(Duration::from_secs(2));
+    s.set(p.pid(), Class::Custom(100_000));
+    std::thread::sleep(Duration::from_secs(1));
+    let (mut goes, mut go) = (Vec::new(), Duration::ZERO);
+    let (mut last, mut active, end) = (p.cpu(), Instant::now(), Instant::now() + Duration::from_secs(4));
+    while Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(1));
+        let now = p.cpu();
+        if now - last > Duration::from_micros(50) {
+            (go, active) = (go + (now - last), Instant::now());
+        } else if active.elapsed() > Duration::from_millis(15) && go > Duration::from_millis(5) {
+            goes.push(std::mem::take(&mut go).as_secs_f64() * 1e3);
+        }
+        last = now;
+    }
+    goes.sort_by(f64::total_cmp);
+    println!("{role}: {goes:.1?}");
+    assert!(goes.len() > 4, "{goes:?}");
+    goes
+}
+
+/// As long as it owes nothing it may begin, but not on all cores at once: it would owe a task of each.
+#[test]
+fn long_tasks_are_begun_one_at_a_time_where_there_is_credit_for_one() {
+    if std::thread::available_parallelism().unwrap().get() < 2 {
+        return eprintln!("skipped: one core");
+    }
+    // Other tests may have the cores for a while.
+    let few = |goes: Vec<f64>| goes[goes.len() / 2] < 30.0;
+    assert!((0..3).any(|_| few(in_one_go("program"))));
+}
+
+/// The same of what is issued to a device. One more may be issued when the one before is nearly done.
+#[test]
+fn long_kernels_are_issued_one_at_a_time_where_there_is_credit_for_one() {
+    if forebay::hal::discover(&[forebay::Kind::OpenCl]).0.is_empty() {
+        return eprintln!("skipped: no OpenCL device");
+    }
+    let few = |goes: Vec<f64>| goes[goes.len() * 3 / 4] < 60.0;
+    assert!((0..3).any(|_| few(in_one_go("on_opencl"))));
+}
+
 #[test]
 fn a_graph_that_waits_for_credit_ends_when_it_is_stopped() {
     let s = Service::start(&[]);

@@ -7,31 +7,22 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use forebay_hal::{Buffer, Completion, Device, Direction, Error, Fence, Kind, Method, Queue, Result};
-use forebay_proto::client::{Account, now_ns};
+use forebay_proto::client::Account;
 
 use super::gate::Gate;
+pub(crate) use super::issue::{DEPTH_PRIORITY, DEPTH_THROUGHPUT, Issue};
 use super::trace::Copies;
 use crate::transfer::{Engine, Host, Way};
 
-/// Invocations that may be in flight on a device when throughput counts.
-pub(crate) const DEPTH_THROUGHPUT: usize = 32;
-/// Invocations that share a fence: an event and a submission for each would cost as much as a small kernel.
-const BATCH: usize = 8;
 /// With fewer invocations in flight the program's threads issue theirs themselves; with more there is no hurry, and a worker
 /// issues several at a time.
 const AT_ONCE: usize = 2;
-/// While the oldest invocation in flight is older than this, no more than two are: what is issued far ahead of slow
-/// kernels gains no throughput and costs latency.
-const MAX_AHEAD: Duration = Duration::from_millis(2);
 /// Larger transfers are the device's, whatever was measured: whoever makes one himself holds the queue meanwhile.
 const BY_PROCESSOR: usize = 64 << 10;
 /// Buffers of one size that wait for another use.
 const MAX_SPARE: usize = 64;
 /// After so long somebody waits for a device that is charged for, if nobody else does.
 const LOOK: Duration = Duration::from_millis(2);
-/// Invocations in flight when order counts: one running, one ready behind it.
-pub(crate) const DEPTH_PRIORITY: usize = 2;
-
 /// A device of a runtime.
 pub(crate) struct DeviceHandle {
     /// Number in the runtime; 0 is the CPU.
@@ -40,7 +31,8 @@ pub(crate) struct DeviceHandle {
     /// Which way its blocks go; with the curves that this machine stored, if any.
     engine: Arc<Engine>,
     queue: Mutex<Issue>,
-    depth: usize,
+    /// What is in flight behind the first invocation, ns: the same as the queue's, for who hasn't the lock.
+    ahead_ns: Arc<AtomicU64>,
     /// Something was issued that has no fence behind it yet.
     unfenced: AtomicBool,
     /// Memory that blocks gave back.
@@ -62,25 +54,31 @@ pub(crate) struct DeviceHandle {
     pub(crate) invocations: AtomicU64,
     /// When something was found done last, ns of the runtime's clock (adaptive placement).
     pub(crate) done_ns: AtomicU64,
-    /// The process's presence at the service, and credit on the device if the service has it.
+    /// The process's presence at the service, and credit on the device if the service has it: the CPU's, if it is one.
     served: OnceLock<(Weak<Gate>, Option<Arc<Account>>)>,
     /// Asks for somebody to look when the device is done, where it is charged for.
     watcher: OnceLock<SyncSender<()>>,
 }
 
-/// The queue and the fences of the latest invocations; locked while a task is issued.
-pub(crate) struct Issue {
-    pub(crate) queue: Box<dyn Queue>,
-    in_flight: VecDeque<InFlight>,
-    /// Invocations since the last fence, and when the first of them began to be issued.
-    unfenced: usize,
-    begun: Option<Instant>,
-    /// The latest fence.
-    last: Fence,
-    /// When something was found done last.
-    done: Instant,
-    /// The service was told that work is in the device, and since when.
-    told: bool,
+/// The queue, while an invocation is issued to it. Dropped, nothing was.
+pub(crate) struct Issuing<'a> {
+    issue: MutexGuard<'a, Issue>,
+    issued: bool,
+}
+
+impl Issuing<'_> {
+    /// The queue itself.
+    pub(crate) fn queue(&mut self) -> &mut dyn Queue {
+        &mut *self.issue.queue
+    }
+}
+
+impl Drop for Issuing<'_> {
+    fn drop(&mut self) {
+        if !self.issued {
+            self.issue.was_not_issued();
+        }
+    }
 }
 
 /// Memory that waits for another use. Small memory is taken at once again, so that an item's addresses are those of the
@@ -118,39 +116,6 @@ impl<B> Spare<B> {
     }
 }
 
-/// The queue, while an invocation is issued to it. Dropped, nothing was.
-pub(crate) struct Issuing<'a> {
-    device: &'a DeviceHandle,
-    issue: MutexGuard<'a, Issue>,
-    issued: bool,
-}
-
-impl Issuing<'_> {
-    /// The queue itself.
-    pub(crate) fn queue(&mut self) -> &mut dyn Queue {
-        &mut *self.issue.queue
-    }
-}
-
-impl Drop for Issuing<'_> {
-    fn drop(&mut self) {
-        if !self.issued && self.issue.unfenced == 0 {
-            self.issue.begun = None;
-            if self.issue.in_flight.is_empty() {
-                self.issue.leave(self.device.account());
-            }
-        }
-    }
-}
-
-/// Some invocations with a fence behind them.
-struct InFlight {
-    fence: Fence,
-    /// When the first began to be issued: a device may do the work while it is issued.
-    begun: Instant,
-    fenced: Instant,
-}
-
 impl DeviceHandle {
     pub(crate) fn new(index: usize, device: Arc<dyn Device>, depth: usize) -> Result<Arc<Self>> {
         let queue = device.queue()?;
@@ -159,16 +124,8 @@ impl DeviceHandle {
             engine: Engine::as_stored(device.clone()),
             spare: Mutex::new(Spare::new(device.copies_beside())),
             device,
-            queue: Mutex::new(Issue {
-                queue,
-                in_flight: VecDeque::with_capacity(depth + 1),
-                unfenced: 0,
-                begun: None,
-                last: Fence::default(),
-                done: Instant::now(),
-                told: false,
-            }),
-            depth,
+            queue: Mutex::new(Issue::new(queue, depth)),
+            ahead_ns: Arc::default(),
             unfenced: AtomicBool::new(false),
             lent: Mutex::default(),
             has_lent: AtomicBool::new(false),
@@ -237,7 +194,7 @@ impl DeviceHandle {
         if self.is_for_the_processor(direction, bytes)
             && device.is_mapped()
             && bytes <= host.len()
-            && issue.surplus(self.depth, self.account())?.is_none()
+            && issue.surplus()?.is_none()
             && issue.is_idle()
             && let Some(p) = host.host_ptr()
             && let Some(_only_one) = self.engine.try_mapping()
@@ -312,7 +269,10 @@ impl DeviceHandle {
 
     /// From now on the account says when work may be issued and hears what it took, and the gate hears when all is done.
     pub(crate) fn serve(self: &Arc<Self>, gate: &Arc<Gate>, account: Option<Arc<Account>>) {
-        if account.is_some() {
+        if let Some(a) = &account {
+            self.lock().charge(a.clone(), self.ahead_ns.clone());
+        }
+        if account.as_ref().is_some_and(|a| !a.is_metered()) {
             let (sender, wanted) = sync_channel(1);
             let device = Arc::downgrade(self);
             let watch = move || watch(&device, &wanted);
@@ -359,7 +319,7 @@ impl DeviceHandle {
     pub(crate) fn finish(&self) -> Result<()> {
         let last = {
             let mut issue = self.lock();
-            issue.fence(self.depth, self.account())?;
+            issue.fence()?;
             issue.last
         };
         forebay_hal::cpu::about_to_block();
@@ -370,28 +330,57 @@ impl DeviceHandle {
     pub(crate) fn is_quiet(&self) -> bool {
         let mut issue = self.lock();
         // What fails has come to an end, too.
-        let _ = issue.surplus(self.depth, self.account());
-        issue.unfenced == 0 && issue.in_flight.is_empty()
+        let _ = issue.surplus();
+        issue.is_idle()
     }
 
     /// The end of what was issued, if it has not come.
     fn last_in_flight(&self) -> Option<Arc<dyn Completion>> {
         self.flush();
         let mut issue = self.lock();
-        let _ = issue.surplus(self.depth, self.account());
-        let last = issue.in_flight.back()?.fence;
+        let _ = issue.surplus();
+        let (_, last) = issue.ends()?;
         issue.queue.completion(last).ok().flatten()
+    }
+
+    fn ahead_ns(&self) -> u64 {
+        self.ahead_ns.load(Ordering::Relaxed)
     }
 
     /// Waits for credit on the device, unless `over`.
     pub(crate) fn await_credit(&self, over: impl Fn() -> bool) {
-        let Some(a) = self.account().filter(|a| !a.may()) else { return };
+        let Some(a) = self.account().filter(|a| !a.may_beside(self.ahead_ns())) else { return };
         forebay_hal::cpu::about_to_block();
         // What was used is known when it is found done, which somebody must look for.
         self.flush();
-        while !over() && !a.wait() {
-            let _ = self.lock().surplus(self.depth, Some(a));
+        loop {
+            let behind = self.behind();
+            if over() || a.may_beside(self.ahead_ns()) {
+                return;
+            }
+            match behind {
+                // With the first one done the next may be issued, if there is credit at all. A failure meets whoever uses the
+                // device next.
+                Some(first) if a.may() => {
+                    if first.wait().is_err() {
+                        return;
+                    }
+                }
+                _ => {
+                    if a.wait(|| self.ahead_ns()) {
+                        return;
+                    }
+                }
+            }
         }
+    }
+
+    /// The end of the first of several that are in flight.
+    fn behind(&self) -> Option<Arc<dyn Completion>> {
+        let mut issue = self.lock();
+        let _ = issue.surplus();
+        let (first, _) = issue.ends().filter(|_| self.ahead_ns() > 0)?;
+        issue.queue.completion(first).ok().flatten()
     }
 
     /// The CPU shares the host's memory: no views, no copies.
@@ -406,27 +395,16 @@ impl DeviceHandle {
     /// The queue, to issue an invocation; to be handed to [`DeviceHandle::invocation_issued`].
     pub(crate) fn issue(&self) -> Issuing<'_> {
         let mut issue = self.lock();
-        // Only what an account is charged for is timed. A device may do the work while it is issued.
-        if let Some(a) = self.account() {
-            issue.begun.get_or_insert_with(Instant::now);
-            if !issue.told {
-                issue.told = a.begins(now_ns());
-            }
-        }
-        Issuing { device: self, issue, issued: false }
+        issue.begins();
+        Issuing { issue, issued: false }
     }
 
     /// Does work on the device that is not in the queue, and charges its time.
     pub(crate) fn timed<R>(&self, work: impl FnOnce() -> R) -> R {
-        let Some(a) = self.account() else { return work() };
-        let begun = now_ns();
-        let told = a.begins(begun);
-        let result = work();
-        if told {
-            a.works_since(None);
+        match self.account() {
+            Some(a) => Issue::timed(a, work),
+            None => work(),
         }
-        a.took(now_ns().saturating_sub(begun));
-        result
     }
 
     /// Lock rank: after a block's views, before nothing.
@@ -455,9 +433,9 @@ impl DeviceHandle {
 
     /// Whether an invocation that is issued now waits neither for credit nor for others that are in flight.
     pub(crate) fn takes_at_once(&self) -> bool {
-        let may = self.account().is_none_or(Account::may);
+        let may = self.account().is_none_or(|a| a.may_beside(self.ahead_ns()));
         let mut issue = self.lock();
-        may && matches!(issue.surplus(self.depth, self.account()), Ok(None)) && issue.in_flight.len() < AT_ONCE
+        may && matches!(issue.surplus(), Ok(None)) && issue.batches() < AT_ONCE
     }
 
     /// Ends the issue of one invocation; waits while more than the device's depth are in flight. Invocations are fenced,
@@ -467,17 +445,15 @@ impl DeviceHandle {
         issuing.issued = true;
         let issue = &mut *issuing.issue;
         self.invocations.fetch_add(1, Ordering::Relaxed);
-        issue.unfenced += 1;
-        // With a small depth order counts, and every invocation is awaited for itself.
-        let mut oldest = if self.depth > DEPTH_PRIORITY && issue.unfenced < BATCH {
+        let mut oldest = if issue.may_wait_for_others() {
             self.leave_unfenced();
             // Who runs out of work after each of them fences each, and does not wait for any.
-            if !issue.may_be_many(self.depth) {
+            if !issue.may_be_many() {
                 return Ok(());
             }
-            issue.surplus(self.depth, self.account())?
+            issue.surplus()?
         } else {
-            issue.fence(self.depth, self.account())?
+            issue.fence()?
         };
         drop(issuing);
         while let Some(fence) = oldest {
@@ -485,7 +461,7 @@ impl DeviceHandle {
             if let Some(c) = completion {
                 c.wait()?;
             }
-            oldest = self.lock().surplus(self.depth, self.account())?;
+            oldest = self.lock().surplus()?;
         }
         Ok(())
     }
@@ -515,74 +491,7 @@ impl Drop for DeviceHandle {
     fn drop(&mut self) {
         // The account is the process's, and may outlive this.
         let issue = self.queue.get_mut().unwrap_or_else(PoisonError::into_inner);
-        issue.leave(self.served.get().and_then(|(_, account)| account.as_deref()));
-    }
-}
-
-impl Issue {
-    /// Whether no invocation is in the queue, as far as anybody has looked.
-    fn is_idle(&self) -> bool {
-        self.unfenced == 0 && self.in_flight.is_empty()
-    }
-
-    /// A fence behind everything so far.
-    pub(crate) fn fence_now(&mut self) -> Result<Fence> {
-        self.last = self.queue.fence()?;
-        Ok(self.last)
-    }
-
-    /// The fence that will come behind a command that was just enqueued; whoever waits for it makes it if need be.
-    pub(crate) fn next_fence(&self) -> Fence {
-        Fence(self.last.0 + 1)
-    }
-
-    /// A fence behind the invocations since the last one; what must be waited for comes back.
-    fn fence(&mut self, depth: usize, account: Option<&Account>) -> Result<Option<Fence>> {
-        self.unfenced = 0;
-        let begun = self.begun.take();
-        let fence = self.fence_now().inspect_err(|_| self.leave(account))?;
-        if self.in_flight.back().is_none_or(|f| f.fence != fence) {
-            let fenced = Instant::now();
-            self.in_flight.push_back(InFlight { fence, begun: begun.unwrap_or(fenced), fenced });
-        }
-        self.surplus(depth, account)
-    }
-
-    /// Nothing is in the device any more, as far as the service is concerned.
-    fn leave(&mut self, account: Option<&Account>) {
-        if let Some(a) = account.filter(|_| std::mem::take(&mut self.told)) {
-            a.works_since(None);
-        }
-    }
-
-    /// Whether there may be a surplus, without asking the device.
-    fn may_be_many(&self, depth: usize) -> bool {
-        let late = |f: &InFlight| self.in_flight.len() > DEPTH_PRIORITY && f.fenced.elapsed() > MAX_AHEAD;
-        self.in_flight.len() > depth / BATCH || self.in_flight.front().is_some_and(late)
-    }
-
-    /// Forgets what has been reached; the oldest fence when there are too many, or it is too old.
-    fn surplus(&mut self, depth: usize, account: Option<&Account>) -> Result<Option<Fence>> {
-        let batches = if depth > DEPTH_PRIORITY { depth / BATCH } else { depth };
-        while let Some(&InFlight { fence, begun, fenced }) = self.in_flight.front() {
-            let done = self.queue.done(fence).inspect_err(|_| self.leave(account))?;
-            if !done {
-                let late = self.in_flight.len() > DEPTH_PRIORITY && fenced.elapsed() > MAX_AHEAD;
-                return Ok((late || self.in_flight.len() > batches).then_some(fence));
-            }
-            self.in_flight.pop_front();
-            if let Some(a) = account {
-                let now = Instant::now();
-                if self.in_flight.is_empty() && self.begun.is_none() {
-                    self.leave(account);
-                } else if self.told {
-                    a.works_since(Some(now_ns()));
-                }
-                a.took(now.duration_since(begun.max(self.done)).as_nanos() as u64);
-                self.done = now;
-            }
-        }
-        Ok(None)
+        issue.leave();
     }
 }
 
@@ -592,7 +501,7 @@ impl DeviceHandle {
     pub(crate) fn flush(&self) {
         if self.unfenced.swap(false, Ordering::AcqRel) {
             // A failure here is sticky on the device and meets whoever uses it next; so does a surplus.
-            let _ = self.lock().fence(self.depth, self.account());
+            let _ = self.lock().fence();
         }
     }
 

@@ -10,11 +10,14 @@
 //!    the end of what was before it, until it is found done; and meanwhile, since when there is work. When the last worker
 //!    goes to sleep, or a thread of the program has issued something, and nobody waits for the device, somebody else finds
 //!    that out.
-//! 4. An interactive process tells when its first worker begins and when the last one runs out of work.
+//! 4. Who begins long tasks on all threads as long as it owes nothing owes all of them at once, and others have none of the
+//!    device meanwhile. So what is left of the long tasks of others of the process, about half of each, must be had as well
+//!    before a worker begins. Tasks count as [`MOST_AHEAD_NS`] at most: however long they are, who is alone uses all cores.
+//! 5. An interactive process tells when its first worker begins and when the last one runs out of work.
 
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use forebay_hal::cpu::{Pool, UNKNOWN_NS};
@@ -26,6 +29,11 @@ const LOOK_NS: u32 = 100_000;
 const GUESS_NS: u32 = 20_000;
 /// The least that any task counts for, so that many tiny ones are looked at, too.
 const LEAST_NS: u32 = 50;
+/// Shorter tasks are not counted while they last: it would cost each of them something, and they are over at once.
+const LONG_NS: u32 = 500_000;
+/// What one task, or one piece of work on a device, counts for at most while it is ahead: less than half of what somebody
+/// alone has in hand for each core.
+pub(crate) const MOST_AHEAD_NS: u64 = 20_000_000;
 
 /// The process's presence.
 pub(crate) struct Gate {
@@ -37,6 +45,8 @@ pub(crate) struct Gate {
     at_work: AtomicUsize,
     /// Workers that have something to do, while that matters to others.
     working: AtomicU32,
+    /// About what is left of long tasks that have been begun, ns.
+    ahead: AtomicU64,
     /// Somebody ran out of work since the demand was last said.
     rested: AtomicBool,
     /// The runtime's threads are not all that work: a device of it uses the CPU, too.
@@ -49,11 +59,21 @@ thread_local! {
 }
 
 /// A worker that is counted. It keeps what counts it: letting a task go may end the graph, and its runtime with it.
-pub(crate) struct Counted(Arc<Gate>);
+pub(crate) struct Counted {
+    gate: Arc<Gate>,
+    is_working: bool,
+    ahead: u64,
+}
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.0.working.fetch_sub(1, Ordering::SeqCst);
+        if self.is_working {
+            self.gate.working.fetch_sub(1, Ordering::SeqCst);
+        }
+        if self.ahead > 0 {
+            self.gate.ahead.fetch_sub(self.ahead, Ordering::Relaxed);
+            self.gate.cpu.less_is_ahead();
+        }
     }
 }
 
@@ -83,6 +103,7 @@ impl Gate {
             workers,
             at_work: AtomicUsize::new(0),
             working: AtomicU32::new(0),
+            ahead: AtomicU64::new(0),
             rested: AtomicBool::new(false),
             others_work: AtomicBool::new(false),
         });
@@ -115,13 +136,22 @@ impl Gate {
         if since >= LOOK_NS || self.rested.load(Ordering::Relaxed) {
             self.look(pool);
         }
-        let counted = self.cpu.has_precedence().then(|| {
+        let is_working = self.cpu.has_precedence();
+        if is_working {
             self.working.fetch_add(1, Ordering::SeqCst);
             self.cpu.works(true);
-            Counted(self.clone())
-        });
-        if !self.cpu.may() {
+        }
+        let is_long = cost_ns != UNKNOWN_NS && cost_ns >= LONG_NS;
+        let ahead = if is_long { u64::from(cost_ns).min(MOST_AHEAD_NS) / 2 } else { 0 };
+        // Made before it may have to wait: what is counted is given back whatever happens.
+        let mut counted = (is_working || is_long).then(|| Counted { gate: self.clone(), is_working, ahead: 0 });
+        if !self.cpu.may_beside(self.ahead.load(Ordering::Relaxed)) {
             self.wait(pool, over);
+        }
+        if let Some(c) = counted.as_mut().filter(|_| is_long) {
+            // Two that look at the same time both begin: as much as it was before they were counted.
+            self.ahead.fetch_add(ahead, Ordering::Relaxed);
+            c.ahead = ahead;
         }
         counted
     }
@@ -145,7 +175,7 @@ impl Gate {
     fn wait(&self, pool: &Pool, over: impl Fn() -> bool) {
         forebay_hal::cpu::about_to_block();
         self.look(pool);
-        while !over() && !self.cpu.wait() {}
+        while !over() && !self.cpu.wait(|| self.ahead.load(Ordering::Relaxed)) {}
     }
 
     /// A worker has run out of work, and so many others are at work; `quiet` says that no device has any.

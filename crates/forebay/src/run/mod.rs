@@ -6,6 +6,7 @@ mod exec;
 mod fuse;
 mod gate;
 mod host;
+mod issue;
 pub(crate) mod node;
 mod notify;
 mod ring;

@@ -75,12 +75,7 @@ impl RuntimeInner {
     /// The process's account on a device, if the service divides it.
     pub(crate) fn account(&self, device: usize) -> Option<Arc<Account>> {
         let d = &self.devices[device];
-        // What is the CPU by another name has the account of the CPU.
-        if d.is_host() || d.device.info().is_cpu {
-            self.gate.as_ref().map(|g| g.cpu().clone())
-        } else {
-            d.shared_account()
-        }
+        if d.is_host() { self.gate.as_ref().map(|g| g.cpu().clone()) } else { d.shared_account() }
     }
 }
 
@@ -204,7 +199,7 @@ impl RuntimeBuilder {
                 if info.is_cpu {
                     gate.others_work();
                 }
-                d.serve(gate, if info.is_cpu { None } else { gate.account(&info.name) });
+                d.serve(gate, if info.is_cpu { Some(gate.cpu().clone()) } else { gate.account(&info.name) });
             }
             // As below: nothing that could become the last owner of anything.
             let gate = Arc::downgrade(gate);

@@ -18,6 +18,7 @@
 mod corun;
 mod gpu;
 mod limit;
+mod ready;
 mod session;
 mod tick;
 
@@ -34,6 +35,8 @@ pub use self::corun::{GRACE_NS, MAX_GROUPS, MAX_GROUPS_PER_USER};
 use self::corun::{Group, GroupName, Role, name_in};
 use self::gpu::Gpu;
 use self::limit::Limits;
+pub use self::ready::Ready;
+use self::ready::Waits;
 use self::session::{Account, Session};
 pub use self::session::{Peer, SessionId};
 use crate::agent::Refused;
@@ -79,6 +82,11 @@ pub trait World {
     fn describe(&mut self, pid: u32) -> Option<Described>;
     /// Time that a process has had of the CPU, ns.
     fn cpu_time_ns(&mut self, pid: u32) -> Option<u64>;
+    /// How long threads of a process have been ready and had no core; none where the system does not say.
+    fn ready(&mut self, pid: u32) -> Option<Ready> {
+        let _ = pid;
+        None
+    }
     /// Wakes whoever sleeps on a word of a page.
     fn wake(&mut self, page: &AccountWords);
     /// From now on [`Service::exited`] is to be called when the process ends.
@@ -181,6 +189,8 @@ pub struct Service<W> {
     began_ns: u64,
     now_ns: u64,
     refreshed_ns: u64,
+    /// Who was ready and had no core.
+    waits: Waits,
     /// Clients of GPUs' drivers that processes had under an earlier service.
     found: BTreeMap<u32, Vec<u32>>,
     /// The classes of processes have changed since they were saved.
@@ -234,6 +244,7 @@ impl<W: World> Service<W> {
             began_ns: now_ns,
             now_ns,
             refreshed_ns: 0,
+            waits: Waits::default(),
             found: BTreeMap::new(),
             dirty: false,
             promised: false,

@@ -76,6 +76,10 @@ impl<W: World> Service<W> {
                 let own = overlap::own(d.about.units, passed, &presences);
                 said.iter().zip(own).for_each(|((id, _), ns)| *own_ns.entry(*id).or_default() += ns);
             }
+            if d.metered {
+                let little: Vec<u64> = d.bank.views().filter(|v| v.uses_little).map(|v| v.member.id).collect();
+                self.waits.ask(now_ns, &little, &mut self.world);
+            }
             let mut reports: Vec<(u64, Report)> = Vec::with_capacity(accounts.len());
             let (mut used, mut tasks) = (0u64, 0u64);
             for v in d.bank.views() {
@@ -89,7 +93,8 @@ impl<W: World> Service<W> {
                 let Some(spent_ns) = now else { continue };
                 // Nobody says: then it is taken to want everything.
                 let demand = if said.demand == 0 { WHOLE } else { said.demand.min(WHOLE) };
-                reports.push((id, Report { spent_ns, demand }));
+                let ready_ns = if d.metered { self.waits.of(id, now_ns, passed) } else { 0 };
+                reports.push((id, Report { spent_ns, demand, ready_ns }));
                 let new = spent_ns.saturating_sub(was);
                 used = used.saturating_add(new);
                 tasks = tasks.wrapping_add(said.tasks);
@@ -208,13 +213,15 @@ mod tests {
     use forebay_proto::page::AccountWords;
     use forebay_proto::wire::{self, CPU, Request};
 
-    use super::super::{Described, Peer};
+    use super::super::{Described, Peer, Ready, Waits};
     use super::*;
 
     /// Processes that have had what a test says of the CPU.
     #[derive(Default)]
     struct Few {
         spent: BTreeMap<u32, u64>,
+        /// Who was asked about.
+        asked: Vec<u32>,
         woken: Cell<u32>,
     }
 
@@ -225,6 +232,11 @@ mod tests {
         }
         fn cpu_time_ns(&mut self, pid: u32) -> Option<u64> {
             self.spent.get(&pid).copied()
+        }
+        fn ready(&mut self, pid: u32) -> Option<Ready> {
+            self.asked.push(pid);
+            // It has one thread, which has had no core for as long as the service has been there.
+            Some(Ready { ns: 20_000_000 * self.asked.len() as u64, threads: 1 })
         }
         fn wake(&mut self, _: &AccountWords) {
             self.woken.set(self.woken.get() + 1);
@@ -275,6 +287,30 @@ mod tests {
         // It works a little, and so its allowance goes on growing.
         sleepers(&s, 0);
         assert_eq!((0..20).map(|_| tick(&mut s, TICK_NS / 2)).sum::<u32>(), 0, "nobody sleeps any more");
+    }
+
+    /// One that uses a twentieth of the core, beside one that could use all of it.
+    #[test]
+    fn who_has_credit_and_uses_little_is_asked_about_and_others_have_less_if_it_was_ready() {
+        let taken = |is_known: bool| {
+            let mut s = service(2);
+            let mut taken = 0;
+            for tick in 1..1000u64 {
+                *s.world().spent.get_mut(&2).unwrap() += TICK_NS / 20;
+                let more = if s.bank(0).unwrap().may(3) { TICK_NS * 19 / 20 } else { 0 };
+                *s.world().spent.get_mut(&3).unwrap() += more;
+                taken += more;
+                s.tick(tick * TICK_NS, TICK_NS * 19 / 20 - more);
+                if !is_known {
+                    s.waits = Waits::default();
+                }
+            }
+            let asked = std::mem::take(&mut s.world().asked);
+            assert!(asked.iter().all(|pid| *pid == 2) && asked.len() > 50, "{asked:?}");
+            taken / 1000
+        };
+        let (unknown, known) = (taken(false), taken(true));
+        assert!(known * 10 < unknown * 9, "{known} {unknown}");
     }
 
     #[test]

@@ -144,7 +144,7 @@ pub fn hog(threads: usize, task: Duration) -> ! {
                 loop {
                     account.look();
                     while !account.may() {
-                        account.wait();
+                        account.wait(|| 0);
                     }
                     spin(task);
                 }
