@@ -283,9 +283,13 @@ fn deliver(core: &Core, node: &Node, own: &mut Own, worker: &Worker) -> bool {
 pub(crate) fn run(core: &Core, node: &Node, own: &mut Own, device: usize, worker: &Worker) {
     node.stats.state.store(2, Ordering::Relaxed);
     let d = &core.runtime.devices[device];
-    if !d.is_host() {
+    let _long = if d.is_host() {
+        let cost = node.stats.cost_ns.load(Ordering::Relaxed);
+        core.runtime.gate.as_ref().and_then(|gate| gate.does(cost))
+    } else {
         d.await_credit(|| core.stopping());
-    }
+        None
+    };
     let timed = core.trace.is_some() || node.stats.wants_cost() || own.adapt.is_some();
     let begun = timed.then(|| core.runtime.now_ns());
     let busy = own.adapt.as_ref().and_then(|a| a.busy(device));

@@ -59,21 +59,24 @@ thread_local! {
 }
 
 /// A worker that is counted. It keeps what counts it: letting a task go may end the graph, and its runtime with it.
-pub(crate) struct Counted {
-    gate: Arc<Gate>,
-    is_working: bool,
-    ahead: u64,
-}
+pub(crate) struct Counted(Arc<Gate>);
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        if self.is_working {
-            self.gate.working.fetch_sub(1, Ordering::SeqCst);
-        }
-        if self.ahead > 0 {
-            self.gate.ahead.fetch_sub(self.ahead, Ordering::Relaxed);
-            self.gate.cpu.less_is_ahead();
-        }
+        self.0.working.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// A long task that is being done.
+pub(crate) struct Long {
+    gate: Arc<Gate>,
+    ns: u64,
+}
+
+impl Drop for Long {
+    fn drop(&mut self) {
+        self.gate.ahead.fetch_sub(self.ns, Ordering::Relaxed);
+        self.gate.cpu.less_is_ahead();
     }
 }
 
@@ -136,24 +139,27 @@ impl Gate {
         if since >= LOOK_NS || self.rested.load(Ordering::Relaxed) {
             self.look(pool);
         }
-        let is_working = self.cpu.has_precedence();
-        if is_working {
+        let counted = self.cpu.has_precedence().then(|| {
             self.working.fetch_add(1, Ordering::SeqCst);
             self.cpu.works(true);
-        }
-        let is_long = cost_ns != UNKNOWN_NS && cost_ns >= LONG_NS;
-        let ahead = if is_long { u64::from(cost_ns).min(MOST_AHEAD_NS) / 2 } else { 0 };
-        // Made before it may have to wait: what is counted is given back whatever happens.
-        let mut counted = (is_working || is_long).then(|| Counted { gate: self.clone(), is_working, ahead: 0 });
+            Counted(self.clone())
+        });
         if !self.cpu.may_beside(self.ahead.load(Ordering::Relaxed)) {
             self.wait(pool, over);
         }
-        if let Some(c) = counted.as_mut().filter(|_| is_long) {
-            // Two that look at the same time both begin: as much as it was before they were counted.
-            self.ahead.fetch_add(ahead, Ordering::Relaxed);
-            c.ahead = ahead;
-        }
         counted
+    }
+
+    /// A worker does a task that takes about `cost_ns` as long as it keeps what comes back. Two that have asked at the same
+    /// time both begin.
+    #[inline]
+    pub(crate) fn does(self: &Arc<Self>, cost_ns: u32) -> Option<Long> {
+        if !(LONG_NS..UNKNOWN_NS).contains(&cost_ns) {
+            return None;
+        }
+        let ns = u64::from(cost_ns).min(MOST_AHEAD_NS) / 2;
+        self.ahead.fetch_add(ns, Ordering::Relaxed);
+        Some(Long { gate: self.clone(), ns })
     }
 
     #[cold]
