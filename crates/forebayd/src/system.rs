@@ -14,8 +14,8 @@ use crate::service::{Described, Ready, World};
 /// Group whose members may set anything.
 pub const GROUP: &str = "forebay";
 
-/// Threads of a process that are asked about.
-const MAX_THREADS: usize = 1024;
+/// Threads of a process that are asked about: with as many the loop is held up for one or two milliseconds.
+const MAX_THREADS: usize = 256;
 
 /// The machine.
 #[derive(Default)]
