@@ -63,6 +63,9 @@ typedef struct forebay_invocation forebay_invocation;
 // A call whose outputs come later.
 typedef struct forebay_pending forebay_pending;
 
+// A goal that is being pursued.
+typedef struct forebay_pursuit forebay_pursuit;
+
 // A graph that runs.
 typedef struct forebay_running forebay_running;
 
@@ -74,6 +77,18 @@ typedef struct forebay_task forebay_task;
 
 // A task that was submitted; one thread's at a time.
 typedef struct forebay_ticket forebay_ticket;
+
+// What a goal is measured by; NaN when there is nothing to say.
+typedef double (*forebay_tracker)(void *user);
+
+// Asks the program for a fidelity: 0 is the best, each more is lower.
+typedef void (*forebay_fidelity)(void *user, uint32_t level);
+
+// Is called with `user` when the function is no longer needed.
+typedef void (*forebay_release)(void *user);
+
+// Hears of a decision: when it was made, in seconds since the beginning, and a line on what was measured and done, and why.
+typedef void (*forebay_decision)(void *user, double at, const char *line);
 
 // What to submit. All zeros but the function is a task without arguments, for one item, with all the fuel that it wants.
 typedef struct {
@@ -95,9 +110,6 @@ typedef struct {
 
 // A function that does a task's work on the CPU: 0 for success. It may be called on any thread, never twice at once.
 typedef int32_t (*forebay_function)(forebay_invocation *invocation, void *user);
-
-// Is called with `user` when the function is no longer needed.
-typedef void (*forebay_release)(void *user);
 
 #ifdef __cplusplus
 extern "C" {
@@ -140,6 +152,28 @@ int32_t forebay_block_share(const forebay_block *block, forebay_block **other);
 
 // Gives a block back.
 void forebay_block_free(forebay_block *block);
+
+// Pursues a goal from now on: "throughput" (`value` of what the tracker counts in a second), "latency" (`value` seconds for a
+// call), "deadline" (all of the work, of which the tracker says the part that is done, within `value` seconds), or "least" (of
+// what the tracker says). Every half second the tracker is asked; while the goal is missed the task gets more lanes, then a
+// larger share from the service, and last `fidelity` (NULL if `lowest` is 0) is asked for levels up to `lowest`. `release` (or
+// NULL) is called with `user` when neither function will be called again, at the latest half a second after the pursuit is
+// freed, or when the function that runs then returns; also if this fails.
+int32_t forebay_pursue(const forebay_accelerated *task,
+                       const char *goal,
+                       double value,
+                       forebay_tracker tracker,
+                       uint32_t lowest,
+                       forebay_fidelity fidelity,
+                       void *user,
+                       forebay_release release,
+                       forebay_pursuit **pursuit);
+
+// Calls `hears` for each of the last thousand decisions, before it returns.
+int32_t forebay_pursuit_log(const forebay_pursuit *pursuit, forebay_decision hears, void *user);
+
+// Gives the goal up, and what was asked for it back; NULL is nothing to free.
+void forebay_pursuit_free(forebay_pursuit *pursuit);
 
 // Makes an empty graph.
 int32_t forebay_graph_new(const char *name, forebay_graph **graph);

@@ -26,7 +26,7 @@ pub struct forebay_running {
 }
 
 /// A task that is called like a function.
-pub struct forebay_accelerated(Accelerated);
+pub struct forebay_accelerated(pub(crate) Accelerated);
 
 /// A call whose outputs come later.
 pub struct forebay_pending(Pending);

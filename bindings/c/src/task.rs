@@ -23,9 +23,9 @@ pub type forebay_function = Option<unsafe extern "C" fn(invocation: *mut forebay
 pub type forebay_release = Option<unsafe extern "C" fn(user: *mut c_void)>;
 
 /// What C gave us to pass on, and take back at the end.
-struct User {
-    user: *mut c_void,
-    release: forebay_release,
+pub(crate) struct User {
+    pub(crate) user: *mut c_void,
+    pub(crate) release: forebay_release,
 }
 
 // SAFETY: C was told that any thread may use it, one at a time.

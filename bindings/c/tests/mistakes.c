@@ -1,10 +1,14 @@
 // What C programs get wrong, one after the other.
 
+#define _POSIX_C_SOURCE 200809L
+
 #include <forebay.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 static int released;
 static void release(void *user) {
@@ -44,6 +48,24 @@ static int doubles(forebay_invocation *in, void *user) {
   for (size_t i = 0; i < n / 4; i++) ((uint32_t *)y)[i] = 2 * ((const uint32_t *)x)[i];
   ++*(int *)user;
   return forebay_invocation_set_records(in, "y", n / 4);
+}
+
+// What a program with a goal is asked, how low it is to work, and how often it was let go.
+typedef struct {
+  atomic_int told, level, gone;
+} Goal;
+static double tells(void *user) {
+  atomic_fetch_add(&((Goal *)user)->told, 1);
+  return 1;
+}
+static void lower(void *user, uint32_t level) { atomic_store(&((Goal *)user)->level, (int)level); }
+static void milliseconds(long ms) {
+  const struct timespec t = {0, ms * 1000000};
+  nanosleep(&t, NULL);
+}
+static void lets_go(void *user) { atomic_fetch_add(&((Goal *)user)->gone, 1); }
+static void counts(void *user, double at, const char *line) {
+  if (at > 0 && strstr(line, "1.0000: ")) ++*(int *)user;
 }
 
 // Words that nobody knows, and ports that cannot be.
@@ -339,6 +361,32 @@ int main(int argc, char **argv) {
     if (n != 12 || ((const uint32_t *)data)[0] != 2) return 11;
     forebay_block_free(out[0]);
   }
+  // A goal: nothing is ever enough, so that all lanes and then the lower fidelity are asked for.
+  Goal goal = {0, 0, 0};
+  forebay_pursuit *pursuit;
+  EXPECT(FOREBAY_INVALID, forebay_pursue(f, "speed", 1, tells, 0, NULL, &goal, lets_go, &pursuit), "no goal \"speed\"");
+  EXPECT(FOREBAY_INVALID, forebay_pursue(f, "latency", 0, tells, 0, NULL, &goal, lets_go, &pursuit), "no latency");
+  EXPECT(FOREBAY_INVALID, forebay_pursue(f, "latency", 1, NULL, 0, NULL, &goal, lets_go, &pursuit), "tracker is NULL");
+  EXPECT(FOREBAY_INVALID, forebay_pursue(f, "latency", 1, tells, 1, NULL, &goal, lets_go, &pursuit), "fidelity is NULL");
+  EXPECT(FOREBAY_INVALID, forebay_pursue(NULL, "latency", 1, tells, 0, NULL, &goal, lets_go, &pursuit), "NULL");
+  EXPECT(FOREBAY_INVALID, forebay_pursue(f, "latency", 1, tells, 0, NULL, &goal, lets_go, NULL), "NULL");
+  if (atomic_load(&goal.gone) != 6) return 13;
+  GOOD(forebay_pursue(f, "throughput", 100, tells, 1, lower, &goal, lets_go, &pursuit));
+  // A second for each of a lane, a dozen shares at most, and the fidelity.
+  for (int i = 0; i < 3000 && !atomic_load(&goal.level); i++) milliseconds(10);
+  if (atomic_load(&goal.level) != 1) return 14;
+  int lines = 0;
+  milliseconds(100);
+  EXPECT(FOREBAY_INVALID, forebay_pursuit_log(pursuit, NULL, NULL), "NULL");
+  GOOD(forebay_pursuit_log(pursuit, counts, &lines));
+  if (lines < 2) return 15;
+  forebay_pursuit_free(pursuit);
+  forebay_pursuit_free(NULL);
+  for (int i = 0; i < 500 && atomic_load(&goal.gone) < 7; i++) milliseconds(10);
+  const int told = atomic_load(&goal.told);
+  if (atomic_load(&goal.gone) != 7) return 16;
+  milliseconds(700);
+  if (atomic_load(&goal.told) != told) return 17;
   forebay_block_free(b);
   forebay_accelerated_free(f);
   if (released != 10) return 12;

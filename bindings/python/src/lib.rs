@@ -11,6 +11,7 @@
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::unreachable, clippy::todo)]
 
 mod block;
+mod goal;
 mod graph;
 mod run;
 
@@ -48,6 +49,7 @@ fn forebay_module(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<run::Running>()?;
     m.add_class::<run::Accelerated>()?;
     m.add_class::<run::Pending>()?;
+    m.add_class::<goal::Pursuit>()?;
     m.add_function(wrap_pyfunction!(graph::load, m)?)?;
     Ok(())
 }

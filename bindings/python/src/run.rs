@@ -10,6 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use crate::block::{Block, block_of};
+use crate::goal::{self, Pursuit};
 use crate::graph::{Graph, Task};
 use crate::{Closed, raise, word};
 
@@ -195,6 +196,13 @@ pub struct Accelerated {
     inputs: Vec<Template>,
 }
 
+impl Accelerated {
+    fn task(&self) -> PyResult<Arc<forebay::place::Accelerated>> {
+        let task = self.inner.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        task.ok_or_else(|| Closed::new_err("it was closed"))
+    }
+}
+
 /// A call whose outputs come later.
 #[pyclass(frozen)]
 pub struct Pending {
@@ -218,8 +226,7 @@ impl Accelerated {
         }
         let blocks = inputs.iter().zip(&self.inputs).map(|(d, t)| block_of(*t, &d));
         let blocks = blocks.collect::<PyResult<Vec<Datablock>>>()?;
-        let task = self.inner.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let task = task.ok_or_else(|| Closed::new_err("it was closed"))?;
+        let task = self.task()?;
         py.detach(|| task.spawn(&blocks)).map_err(raise)
     }
 }
@@ -237,6 +244,28 @@ impl Accelerated {
     #[pyo3(signature = (*inputs))]
     fn spawn(&self, inputs: &Bound<'_, PyTuple>, py: Python<'_>) -> PyResult<Pending> {
         Ok(Pending { inner: Mutex::new(Some(self.send(inputs, py)?)) })
+    }
+
+    /// Pursues a goal from now on: `throughput` of what `tracker` counts in a second, `latency` (seconds for a call, as it
+    /// measures it), `deadline` (all of the work, of which it says the part that is done, within so many seconds), or the
+    /// `least` of what it says. Every half second `tracker` is called; while the goal is missed the task gets more lanes, then
+    /// a larger share from the service, and last `fidelity(level)` is called, with levels from 0 (best) to `lowest`. What the
+    /// functions raise goes to sys.unraisablehook.
+    #[pyo3(signature = (tracker, *, throughput = None, latency = None, deadline = None, least = false, lowest = 0, fidelity = None))]
+    #[allow(clippy::too_many_arguments, reason = "Python's are named")]
+    fn pursue(
+        &self,
+        tracker: Py<PyAny>,
+        throughput: Option<f64>,
+        latency: Option<f64>,
+        deadline: Option<f64>,
+        least: bool,
+        lowest: u32,
+        fidelity: Option<Py<PyAny>>,
+        py: Python<'_>,
+    ) -> PyResult<Pursuit> {
+        let values = [("throughput", throughput), ("latency", latency), ("deadline", deadline)];
+        goal::pursue(&*self.task()?, goal::goal(values, least)?, tracker, lowest, fidelity, py)
     }
 }
 

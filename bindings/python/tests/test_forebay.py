@@ -293,6 +293,54 @@ class Accelerated(unittest.TestCase):
         with self.assertRaises(TypeError):
             forebay.Runtime("cpu").accelerate(lambda: "no task")
 
+    def test_a_goal_is_pursued_with_lanes_and_then_fidelity(self):
+        f = forebay.Runtime("cpu").accelerate(task, lanes=2)
+        levels, asked = [], []
+
+        def tracker():
+            asked.append(None)
+            if len(asked) == 2:
+                return "much"
+            if len(asked) == 3:
+                return 1 / 0
+            # Enough, once the fidelity is lower.
+            return 150 if levels else 1
+
+        told, before = [], sys.unraisablehook
+        sys.unraisablehook = lambda what: told.append(what.exc_type)
+        try:
+            with f.pursue(tracker, throughput=100, lowest=1, fidelity=levels.append) as pursuit:
+                end = time.monotonic() + 30
+                while not levels and time.monotonic() < end:
+                    time.sleep(0.05)
+                self.assertEqual(memoryview(f(array("f", [4] * 8)))[0], 8)
+                log = pursuit.log()
+            self.assertEqual(levels, [1])
+            self.assertTrue({TypeError, ZeroDivisionError} <= set(told), told)
+            self.assertTrue(any(measured == 1 and "2 lanes" in why for _, measured, why in log), log)
+            self.assertTrue(any(measured is None for _, measured, _ in log), log)
+            self.assertEqual(pursuit.log(), [])
+            time.sleep(0.7)
+            n = len(asked)
+            time.sleep(0.7)
+            self.assertEqual(len(asked), n)
+        finally:
+            sys.unraisablehook = before
+
+    def test_goals_that_cannot_be(self):
+        f = forebay.Runtime("cpu").accelerate(task())
+        for goal in ({}, {"latency": 1, "throughput": 1}, {"latency": 1, "least": True}):
+            with self.assertRaisesRegex(TypeError, "one goal"):
+                f.pursue(float, **goal)
+        with self.assertRaisesRegex(ValueError, "-1 is no latency"):
+            f.pursue(float, latency=-1)
+        with self.assertRaisesRegex(TypeError, "functions"):
+            f.pursue(3, latency=1)
+        with self.assertRaisesRegex(TypeError, "a function that is told"):
+            f.pursue(float, latency=1, lowest=2)
+        # One that is left pursued at the end does not hang.
+        Accelerated.left = f.pursue(float, least=True)
+
     def test_by_a_kernel_where_there_is_opencl(self):
         try:
             rt = forebay.Runtime("opencl")

@@ -51,6 +51,30 @@ pub enum Goal {
     Least,
 }
 
+impl Goal {
+    /// The goal of this name: `throughput` (a second), `latency` or `deadline` (seconds), or `least`, of which there is no
+    /// value.
+    ///
+    /// # Errors
+    /// Which names there are, or that the value is none: it must be a number above zero.
+    pub fn named(name: &str, value: f64) -> Result<Goal, String> {
+        if name == "least" {
+            return Ok(Goal::Least);
+        }
+        if !["throughput", "latency", "deadline"].contains(&name) {
+            return Err(format!("there is no goal {name:?}; there are throughput, latency, deadline, least"));
+        }
+        let seconds = Duration::try_from_secs_f64(value).ok().filter(|d| !d.is_zero());
+        match (name, seconds) {
+            // More of them in a second than nanoseconds is no less of a goal.
+            ("throughput", _) if value.is_finite() && value > 0.0 => Ok(Goal::Throughput(value)),
+            ("latency", Some(_)) => Ok(Goal::Latency(value)),
+            ("deadline", Some(within)) => Ok(Goal::Deadline(within)),
+            _ => Err(format!("{value} is no {name}")),
+        }
+    }
+}
+
 /// What is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
@@ -344,6 +368,20 @@ impl Pursuit {
     }
 }
 
+impl Decision {
+    /// What was measured and done, and why, as a line.
+    pub fn line(&self) -> String {
+        let measured = self.measured.map_or("nothing measured".into(), |m| format!("{m:.4}"));
+        let done = match self.action {
+            Some(Action::Spread(n)) => format!("{n} lanes"),
+            Some(Action::Share(percent)) => format!("a share of {percent} %"),
+            Some(Action::Fidelity(level)) => format!("fidelity {level}"),
+            None => "nothing done".into(),
+        };
+        format!("{measured}: {done}: {}", self.why)
+    }
+}
+
 impl Drop for Pursuit {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
@@ -405,8 +443,11 @@ impl Accelerated {
         let asks = {
             let (stop, answer) = (stop.clone(), answer.clone());
             move || {
-                while !stop.load(Ordering::Relaxed) {
+                loop {
                     std::thread::sleep(PERIOD);
+                    if stop.load(Ordering::Relaxed) {
+                        return;
+                    }
                     let said = std::panic::catch_unwind(std::panic::AssertUnwindSafe(&mut tracker)).ok();
                     *answer.value.lock().unwrap_or_else(PoisonError::into_inner) = said;
                 }
@@ -485,6 +526,19 @@ mod tests {
     /// What is done while the tracker says what `measured` gives for the optimizer's state.
     fn run(o: &mut Optimizer, periods: u64, measured: impl Fn(usize, u8, u32) -> f64) -> Vec<Action> {
         (0..periods).filter_map(|i| o.step(at(i), Some(measured(o.lanes, o.share, o.fidelity))).action).collect()
+    }
+
+    #[test]
+    fn goals_have_names_and_values_that_can_be() {
+        assert_eq!(Goal::named("throughput", 1e12), Ok(Goal::Throughput(1e12)));
+        assert_eq!(Goal::named("latency", 0.25), Ok(Goal::Latency(0.25)));
+        assert_eq!(Goal::named("deadline", 1.5), Ok(Goal::Deadline(Duration::from_millis(1500))));
+        assert_eq!(Goal::named("least", f64::NAN), Ok(Goal::Least));
+        for bad in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            assert!(["throughput", "latency", "deadline"].iter().all(|g| Goal::named(g, bad).is_err()), "{bad}");
+        }
+        assert!(Goal::named("deadline", 1e300).unwrap_err().contains("is no deadline"));
+        assert!(Goal::named("speed", 1.0).unwrap_err().contains("there are throughput"));
     }
 
     #[test]
