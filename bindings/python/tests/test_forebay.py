@@ -1,5 +1,6 @@
 """What Python programs do right and wrong. Needs nothing but the module; NumPy where it is there."""
 
+import asyncio
 import gc
 import os
 import pathlib
@@ -292,6 +293,22 @@ class Accelerated(unittest.TestCase):
             forebay.Runtime("cpu").accelerate(task(), lanes=2)
         with self.assertRaises(TypeError):
             forebay.Runtime("cpu").accelerate(lambda: "no task")
+
+    def test_calls_and_pulls_are_awaited_side_by_side(self):
+        f = forebay.Runtime("cpu").accelerate(task())
+
+        async def main():
+            with started(task()) as run:
+                # Nothing comes before something was pushed, and the loop goes on meanwhile.
+                pulled = asyncio.ensure_future(asyncio.to_thread(run.pull))
+                called = await asyncio.gather(*(asyncio.to_thread(f, array("f", [n] * 8)) for n in range(4)))
+                self.assertFalse(pulled.done())
+                run.push(array("f", [9] * 8))
+                return called, await pulled
+
+        called, pulled = asyncio.run(asyncio.wait_for(main(), 30))
+        self.assertEqual([memoryview(y)[0] for y in called], [0, 2, 4, 6])
+        self.assertEqual(memoryview(pulled)[0], 18)
 
     def test_a_goal_is_pursued_with_lanes_and_then_fidelity(self):
         f = forebay.Runtime("cpu").accelerate(task, lanes=2)
