@@ -137,6 +137,27 @@ mod tests {
         assert!(fcntl_add_seals(made.file(), SealFlags::WRITE).is_err());
     }
 
+    /// [`crate::client::Account::less_is_ahead`] relies on it: threads of one program sleep on a word of the service's page.
+    #[test]
+    fn who_sleeps_on_a_page_that_it_cannot_write_is_woken_by_others_who_cannot() {
+        use rustix::thread::futex;
+        let made = Made::<crate::page::ClientPage>::new("test", false).unwrap();
+        let read = Mapped::<crate::page::ClientPage>::open(made.file(), false).unwrap();
+        let bell = &read.accounts[1].bell;
+        std::thread::scope(|s| {
+            let sleeper = s.spawn(|| {
+                let long = rustix::time::Timespec { tv_sec: 20, tv_nsec: 0 };
+                futex::wait(bell, futex::Flags::empty(), 0, Some(&long))
+            });
+            let begun = std::time::Instant::now();
+            while futex::wake(bell, futex::Flags::empty(), i32::MAX as u32).unwrap() == 0 {
+                assert!(begun.elapsed().as_secs() < 10, "it does not sleep, or cannot be woken");
+                std::thread::yield_now();
+            }
+            sleeper.join().unwrap().unwrap();
+        });
+    }
+
     #[test]
     fn files_that_are_no_pages_are_refused() {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;

@@ -423,7 +423,27 @@ fn long_tasks_are_begun_one_at_a_time_where_there_is_credit_for_one() {
     assert!((0..3).any(|_| few(in_one_go("program"))));
 }
 
-/// The same of what is issued to a device. One more may be issued when the one before is nearly done.
+/// However long they are: who is alone has all cores.
+#[test]
+fn long_tasks_of_one_that_is_alone_are_begun_on_every_core() {
+    let s = Service::start(&[]);
+    let settings = [("TASK_US", "70000".into()), ("STAGES", "20".into())];
+    let p = Program::start(&s, "program", &settings);
+    until("it has joined", || s.process(p.pid()).is_some());
+    std::thread::sleep(Duration::from_secs(2));
+    let mut last = 0.0;
+    let cores = std::thread::available_parallelism().unwrap().get().min(16) as f64;
+    // Other tests may have the cores for a while.
+    let has_all = (0..5).any(|_| {
+        let (before, begun) = (p.cpu(), Instant::now());
+        std::thread::sleep(Duration::from_secs(2));
+        last = (p.cpu() - before).as_secs_f64() / begun.elapsed().as_secs_f64() / cores;
+        last > 0.85
+    });
+    assert!(has_all, "{last} of {cores} cores");
+}
+
+/// As with tasks, of what is issued to a device. One more may be issued when the one before is nearly done.
 #[test]
 fn long_kernels_are_issued_one_at_a_time_where_there_is_credit_for_one() {
     if forebay::hal::discover(&[forebay::Kind::OpenCl]).0.is_empty() {
