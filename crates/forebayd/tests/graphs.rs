@@ -453,6 +453,38 @@ fn long_kernels_are_issued_one_at_a_time_where_there_is_credit_for_one() {
     assert!((0..3).any(|_| few(in_one_go("on_opencl"))));
 }
 
+/// A share of one core for a program of one thread, beside some that share the others: each of them works on as many cores as its
+/// share is, and not on all of them for a part of the time.
+#[test]
+fn one_thread_has_a_core_beside_programs_that_take_everything() {
+    let cores = std::thread::available_parallelism().unwrap().get().min(16) as u32;
+    if cores < 2 {
+        return eprintln!("skipped: one core");
+    }
+    let s = Service::start(&[]);
+    let start = |stages: u32, task_us: u32| {
+        let settings = [("STAGES", stages.to_string()), ("TASK_US", task_us.to_string())];
+        let p = Program::start(&s, "program", &settings);
+        until("it has joined", || s.process(p.pid()).is_some());
+        p
+    };
+    let mut all = vec![start(1, 1000)];
+    all.extend((0..3).map(|_| start(2 * cores, 200)));
+    s.set(all[0].pid(), Class::Custom(1_000_000 / cores));
+    std::thread::sleep(Duration::from_secs(1));
+    let mut last = Vec::new();
+    // Other tests may have the cores for a while.
+    let has_it = (0..5).any(|_| {
+        let (before, begun): (Vec<_>, _) = (all.iter().map(Program::cpu).collect(), Instant::now());
+        std::thread::sleep(Duration::from_secs(2));
+        let passed = begun.elapsed().as_secs_f64();
+        last = all.iter().zip(before).map(|(p, b)| (p.cpu() - b).as_secs_f64() / passed).collect();
+        println!("{last:.3?} cores");
+        last[0] > 0.82 && last[1..].iter().sum::<f64>() > 0.8 * f64::from(cores - 1)
+    });
+    assert!(has_it, "{last:?} of {cores} cores");
+}
+
 #[test]
 fn a_graph_that_waits_for_credit_ends_when_it_is_stopped() {
     let s = Service::start(&[]);

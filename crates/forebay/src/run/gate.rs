@@ -13,7 +13,8 @@
 //! 4. Who begins long tasks on all threads as long as it owes nothing owes all of them at once, and others have none of the
 //!    device meanwhile. So what is left of the long tasks of others of the process, about half of each, must be had as well
 //!    before a worker begins. Tasks count as [`MOST_AHEAD_NS`] at most: however long they are, who is alone uses all cores.
-//! 5. An interactive process tells when its first worker begins and when the last one runs out of work.
+//! 5. With little credit only as many workers are at tasks as its share is cores: see `width`.
+//! 6. An interactive process tells when its first worker begins and when the last one runs out of work.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -21,7 +22,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use forebay_hal::cpu::{Pool, UNKNOWN_NS};
+use forebay_policy::credit::SLACK_NS;
 use forebay_proto::client::{Account, Session};
+
+use super::width::Width;
 
 /// Work between two looks at what was used: asking the kernel takes half a microsecond.
 const LOOK_NS: u32 = 100_000;
@@ -49,6 +53,7 @@ pub(crate) struct Gate {
     ahead: AtomicU64,
     /// Somebody ran out of work since the demand was last said.
     rested: AtomicBool,
+    width: Width,
     /// The runtime's threads are not all that work: a device of it uses the CPU, too.
     others_work: AtomicBool,
 }
@@ -108,6 +113,7 @@ impl Gate {
             working: AtomicU32::new(0),
             ahead: AtomicU64::new(0),
             rested: AtomicBool::new(false),
+            width: Width::default(),
             others_work: AtomicBool::new(false),
         });
         *held = Arc::downgrade(&gate);
@@ -144,10 +150,37 @@ impl Gate {
             self.cpu.works(true);
             Counted(self.clone())
         });
-        if !self.cpu.may_beside(self.ahead.load(Ordering::Relaxed)) {
-            self.wait(pool, over);
+        if self.has_enough() {
+            self.width.changed();
+        } else {
+            self.narrow(pool, over);
         }
         counted
+    }
+
+    /// Whether there is credit for more workers than the share is cores: half of what the service has somebody hold who has
+    /// less than its share, which it gives more to if the device is idle.
+    fn has_enough(&self) -> bool {
+        self.cpu.may_beside(self.ahead.load(Ordering::Relaxed) + SLACK_NS / 2 * self.cores)
+    }
+
+    #[cold]
+    fn narrow(&self, pool: &Pool, over: impl Fn() -> bool) {
+        let needs_credit = || !self.cpu.may_beside(self.ahead.load(Ordering::Relaxed));
+        if needs_credit() {
+            self.wait(pool, &over);
+        }
+        let all = self.cpu.session().load(0).map_or(self.cores, |l| l.units);
+        let share = self.cpu.standing().map_or(1_000_000, |s| s.share);
+        let width = usize::try_from(share.saturating_mul(all) / 1_000_000).unwrap_or(usize::MAX).max(1);
+        if width < self.workers {
+            let may = || over() || self.has_enough();
+            self.width.pass(|| pool.at_work(), width, may, forebay_hal::cpu::about_to_block);
+            // It is its turn, but others may have used up what there was.
+            if needs_credit() {
+                self.wait(pool, &over);
+            }
+        }
     }
 
     /// A worker does a task that takes about `cost_ns` as long as it keeps what comes back. Two that have asked at the same
@@ -190,6 +223,7 @@ impl Gate {
         let busy = !quiet && self.others_work.load(Ordering::Relaxed);
         self.demands(if busy { self.workers } else { others });
         self.rested.store(true, Ordering::Relaxed);
+        self.width.changed();
         if quiet {
             self.over();
         }
@@ -198,6 +232,7 @@ impl Gate {
     /// A worker sleeps, and so many others are at work: one that looked since that one had run out of work said more.
     pub(crate) fn sleeps(&self, others: usize) {
         self.at_work.store(others, Ordering::Relaxed);
+        self.width.changed();
         if !self.others_work.load(Ordering::Relaxed) {
             self.demands(others);
         }

@@ -14,6 +14,7 @@ mod running;
 mod runtime;
 mod scratch;
 mod trace;
+mod width;
 
 pub use running::{ChannelStats, GraphState, Running, Snapshot, TaskStats};
 pub use runtime::{Runtime, RuntimeBuilder};
