@@ -142,7 +142,8 @@ impl Gate {
         let cost = if cost_ns == UNKNOWN_NS { GUESS_NS } else { cost_ns.max(LEAST_NS) };
         let since = SINCE.get().saturating_add(cost);
         SINCE.set(since);
-        if since >= LOOK_NS || self.rested.load(Ordering::Relaxed) {
+        let looks = since >= LOOK_NS || self.rested.load(Ordering::Relaxed);
+        if looks {
             self.look(pool);
         }
         let counted = self.cpu.has_precedence().then(|| {
@@ -152,7 +153,8 @@ impl Gate {
         });
         if self.has_enough() {
             self.width.changed();
-        } else {
+        } else if looks || self.needs_credit() {
+            // In between a lock would cost tiny tasks more than they do.
             self.narrow(pool, over);
         }
         counted
@@ -164,10 +166,13 @@ impl Gate {
         self.cpu.may_beside(self.ahead.load(Ordering::Relaxed) + SLACK_NS / 2 * self.cores)
     }
 
+    fn needs_credit(&self) -> bool {
+        !self.cpu.may_beside(self.ahead.load(Ordering::Relaxed))
+    }
+
     #[cold]
     fn narrow(&self, pool: &Pool, over: impl Fn() -> bool) {
-        let needs_credit = || !self.cpu.may_beside(self.ahead.load(Ordering::Relaxed));
-        if needs_credit() {
+        if self.needs_credit() {
             self.wait(pool, &over);
         }
         let all = self.cpu.session().load(0).map_or(self.cores, |l| l.units);
@@ -177,7 +182,7 @@ impl Gate {
             let may = || over() || self.has_enough();
             self.width.pass(|| pool.at_work(), width, may, forebay_hal::cpu::about_to_block);
             // It is its turn, but others may have used up what there was.
-            if needs_credit() {
+            if self.needs_credit() {
                 self.wait(pool, &over);
             }
         }
