@@ -178,7 +178,8 @@ impl Gate {
         let all = self.cpu.session().load(0).map_or(self.cores, |l| l.units);
         let share = self.cpu.standing().map_or(1_000_000, |s| s.share);
         let width = usize::try_from(share.saturating_mul(all) / 1_000_000).unwrap_or(usize::MAX).max(1);
-        if width < self.workers {
+        // Of a device that uses the CPU as well nobody knows on how many cores it works; and who waits for it would count.
+        if width < self.workers && !self.others_work.load(Ordering::Relaxed) {
             let may = || over() || self.has_enough();
             self.width.pass(|| pool.at_work(), width, may, forebay_hal::cpu::about_to_block);
             // It is its turn, but others may have used up what there was.
