@@ -408,7 +408,6 @@ fn in_one_go(role: &str) -> Vec<f64> {
     }
     goes.sort_by(f64::total_cmp);
     println!("{role}: {goes:.1?}");
-    assert!(goes.len() > 4, "{goes:?}");
     goes
 }
 
@@ -419,7 +418,7 @@ fn long_tasks_are_begun_one_at_a_time_where_there_is_credit_for_one() {
         return eprintln!("skipped: one core");
     }
     // Other tests may have the cores for a while.
-    let few = |goes: Vec<f64>| goes[goes.len() / 2] < 30.0;
+    let few = |goes: Vec<f64>| goes.len() > 4 && goes[goes.len() / 2] < 30.0;
     assert!((0..3).any(|_| few(in_one_go("program"))));
 }
 
@@ -449,7 +448,7 @@ fn long_kernels_are_issued_one_at_a_time_where_there_is_credit_for_one() {
     if forebay::hal::discover(&[forebay::Kind::OpenCl]).0.is_empty() {
         return eprintln!("skipped: no OpenCL device");
     }
-    let few = |goes: Vec<f64>| goes[goes.len() * 3 / 4] < 60.0;
+    let few = |goes: Vec<f64>| goes.len() > 4 && goes[goes.len() * 3 / 4] < 60.0;
     assert!((0..3).any(|_| few(in_one_go("on_opencl"))));
 }
 
