@@ -138,6 +138,8 @@ mod tests {
     }
 
     /// [`crate::client::Account::less_is_ahead`] relies on it: threads of one program sleep on a word of the service's page.
+    /// (The kernel knows nothing of loom's words.)
+    #[cfg(not(loom))]
     #[test]
     fn who_sleeps_on_a_page_that_it_cannot_write_is_woken_by_others_who_cannot() {
         use rustix::thread::futex;
