@@ -3,6 +3,7 @@
 //! No clock, no I/O, no threads, no floats: time comes in as nanoseconds, and everything is integer arithmetic that
 //! saturates. The dataflow runtime, the service and the simulator call the same functions.
 //!
+//! - [`begin`]: when a program that has credit begins what.
 //! - [`credit`]: token buckets for devices without hardware control.
 //! - [`overlap`]: what each of several programs has had of a device, from when each had work in it.
 //! - [`priority`]: PTask's effective priority (SOSP'11, figure 9).
@@ -15,6 +16,7 @@
     deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::unreachable, clippy::todo)
 )]
 
+pub mod begin;
 pub mod credit;
 pub mod overlap;
 pub mod priority;

@@ -13,6 +13,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::Ordering;
 
+use forebay_policy::begin;
 use forebay_policy::credit::TICK_NS;
 use forebay_policy::share::{self, Member, WHOLE, shares};
 use forebay_proto::wire::{Class, Reply, Request};
@@ -34,8 +35,6 @@ const LOOK_US: u64 = 250_000;
 /// What the driver has in a program of the library is not its own.
 const DRIVERS_OWN: u64 = 1 << 30;
 const DEVICE: &str = "accelerator";
-/// What a piece of work counts for at most while others are in front of it.
-const MOST_AHEAD_NS: u64 = 20_000_000;
 
 /// A connection, and what is in its queue.
 struct Queue {
@@ -108,8 +107,7 @@ impl Program {
             let (a, mine) = (&c.accounts[0], &page.accounts[0]);
             // As the library does (`run/issue.rs`): what is in the queue already will be used as well.
             let may = |there: usize| {
-                let ahead = there.saturating_sub(1) as u64 * q.each_ns.min(MOST_AHEAD_NS);
-                let used = mine.used_ns(|| now_ns) + ahead;
+                let used = mine.used_ns(|| now_ns) + begin::of_pieces(there as u64, q.each_ns);
                 a.allowance.load(Ordering::Relaxed) > used && a.hold.load(Ordering::Relaxed) == 0
             };
             while q.work.len() < self.depth && (may(q.work.len()) || anyhow) {

@@ -15,6 +15,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
+use forebay_policy::begin;
 use forebay_policy::credit::{FLOAT_NS, MAX_OWED_NS, MAX_TICK_NS, SLACK_NS, TICK_NS};
 use forebay_policy::share::{self, Member, WHOLE, shares};
 use forebay_proto::wire::{self, CPU, Class, Reply, Request};
@@ -30,9 +31,6 @@ pub const IDLE: u64 = 60_000;
 /// The same of what they have threads for, where some have fewer than there are cores: those are held up between two tasks,
 /// and credit cannot keep others' threads off their cores.
 pub const IDLE_NARROW: u64 = 250_000;
-/// Tasks that count while they last, and what one counts for at most.
-const LONG_NS: u64 = 500_000;
-const MOST_AHEAD_NS: u64 = 20_000_000;
 /// What somebody with few threads and a share worth a look has at least of what it could use of that share, in millionths:
 /// others' threads hold it up, whatever credit they are left without.
 pub const LEAST_NARROW: u64 = 330_000;
@@ -289,15 +287,14 @@ impl Machine {
                 let held = a.hold.load(Ordering::Relaxed) != 0;
                 if held { 0 } else { a.allowance.load(Ordering::Relaxed).saturating_sub(spent) }
             });
-            // As the library does (`run/gate.rs`): half of each long task that others of it are at will be used as well.
-            let each = if p.task_ns >= LONG_NS { p.task_ns.min(MOST_AHEAD_NS) / 2 } else { 0 };
-            // And (`run/width.rs`): with little credit as many of it are at tasks as its share is cores.
+            // As the library does (`run/gate.rs`).
+            let each = begin::of_task(p.task_ns);
             let pages = self.office.service.pages(p.session);
             let share = pages.and_then(|(c, _)| c.accounts[0].standing()).map_or(WHOLE, |s| s.share);
-            let width = (share * self.cores / WHOLE).max(1) as usize;
+            let width = begin::width(share, self.cores) as usize;
             let mut ahead = each * p.left.iter().filter(|left| **left > 0).count() as u64;
             for (n, left) in p.left.iter_mut().enumerate() {
-                let needed = if n < width { ahead } else { ahead + SLACK_NS / 2 * self.cores };
+                let needed = if n < width { ahead } else { ahead + begin::ENOUGH_NS * self.cores };
                 if *left == 0 && p.working && (credit > needed || self.broken) {
                     *left = p.task_ns;
                     ahead += each;

@@ -249,7 +249,7 @@ fn is_only_issued(rt: &RuntimeInner, own: &Own, device: usize) -> bool {
     rt.dispatcher.mode != Mode::Adaptive
         && !d.is_host()
         && own.imps.iter().any(|(of, imp)| *of == device && matches!(imp, Imp::Kernels { .. }))
-        // Workers are counted as long as they have something to do (gate.rs, rule 4), programs' threads are not.
+        // Workers are counted as long as they have something to do (gate.rs, rule 5), programs' threads are not.
         && rt.gate.as_ref().is_none_or(|g| !g.cpu().has_precedence())
         && d.takes_at_once()
 }

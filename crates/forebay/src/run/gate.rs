@@ -10,11 +10,9 @@
 //!    the end of what was before it, until it is found done; and meanwhile, since when there is work. When the last worker
 //!    goes to sleep, or a thread of the program has issued something, and nobody waits for the device, somebody else finds
 //!    that out.
-//! 4. Who begins long tasks on all threads as long as it owes nothing owes all of them at once, and others have none of the
-//!    device meanwhile. So what is left of the long tasks of others of the process, about half of each, must be had as well
-//!    before a worker begins. Tasks count as [`MOST_AHEAD_NS`] at most: however long they are, who is alone uses all cores.
-//! 5. With little credit only as many workers are at tasks as its share is cores: see `width`.
-//! 6. An interactive process tells when its first worker begins and when the last one runs out of work.
+//! 4. What long tasks of other workers will use counts as well, and with little credit only as many workers are at tasks as its
+//!    share is cores: rules in `forebay_policy::begin`; who is one too many waits as `width` says.
+//! 5. An interactive process tells when its first worker begins and when the last one runs out of work.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -22,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use forebay_hal::cpu::{Pool, UNKNOWN_NS};
-use forebay_policy::credit::SLACK_NS;
+use forebay_policy::begin;
 use forebay_proto::client::{Account, Session};
 
 use super::width::Width;
@@ -33,11 +31,6 @@ const LOOK_NS: u32 = 100_000;
 const GUESS_NS: u32 = 20_000;
 /// The least that any task counts for, so that many tiny ones are looked at, too.
 const LEAST_NS: u32 = 50;
-/// Shorter tasks are not counted while they last: it would cost each of them something, and they are over at once.
-const LONG_NS: u32 = 500_000;
-/// What one task, or one piece of work on a device, counts for at most while it is ahead: less than half of what somebody
-/// alone has in hand for each core.
-pub(crate) const MOST_AHEAD_NS: u64 = 20_000_000;
 
 /// The process's presence.
 pub(crate) struct Gate {
@@ -160,10 +153,9 @@ impl Gate {
         counted
     }
 
-    /// Whether there is credit for more workers than the share is cores: half of what the service has somebody hold who has
-    /// less than its share, which it gives more to if the device is idle.
+    /// Whether there is credit for more workers than the share is cores.
     fn has_enough(&self) -> bool {
-        self.cpu.may_beside(self.ahead.load(Ordering::Relaxed) + SLACK_NS / 2 * self.cores)
+        self.cpu.may_beside(self.ahead.load(Ordering::Relaxed) + begin::ENOUGH_NS * self.cores)
     }
 
     fn needs_credit(&self) -> bool {
@@ -177,7 +169,7 @@ impl Gate {
         }
         let all = self.cpu.session().load(0).map_or(self.cores, |l| l.units);
         let share = self.cpu.standing().map_or(1_000_000, |s| s.share);
-        let width = usize::try_from(share.saturating_mul(all) / 1_000_000).unwrap_or(usize::MAX).max(1);
+        let width = usize::try_from(begin::width(share, all)).unwrap_or(usize::MAX);
         // Of a device that uses the CPU as well nobody knows on how many cores it works; and who waits for it would count.
         if width < self.workers && !self.others_work.load(Ordering::Relaxed) {
             let may = || over() || self.has_enough();
@@ -193,12 +185,11 @@ impl Gate {
     /// time both begin.
     #[inline]
     pub(crate) fn does(self: &Arc<Self>, cost_ns: u32) -> Option<Long> {
-        if !(LONG_NS..UNKNOWN_NS).contains(&cost_ns) {
-            return None;
-        }
-        let ns = u64::from(cost_ns).min(MOST_AHEAD_NS) / 2;
-        self.ahead.fetch_add(ns, Ordering::Relaxed);
-        Some(Long { gate: self.clone(), ns })
+        let ns = if cost_ns == UNKNOWN_NS { 0 } else { begin::of_task(cost_ns.into()) };
+        (ns > 0).then(|| {
+            self.ahead.fetch_add(ns, Ordering::Relaxed);
+            Long { gate: self.clone(), ns }
+        })
     }
 
     #[cold]

@@ -1,12 +1,12 @@
 //! What is in flight on a device, and whom it is charged to.
 //!
 //! Rules:
-//! 1. Invocations are fenced in batches; those of a device whose work is charged for, and takes long, each by itself, so that
-//!    it is known at once when one has ended.
+//! 1. Invocations are fenced in batches; those of a device whose work is charged for, and takes long ([`LONG_NS`]), each by
+//!    itself, so that it is known at once when one has ended: a fence is nothing beside them.
 //! 2. Where the program says what was used, that is the time from the issue of a batch, or the end of the one before it, to
 //!    its end; where the kernel does, it is asked.
 //! 3. What is in flight behind the first invocation is known to be going to use as much as those before it did: it counts
-//!    against credit when the next one is to be issued ([`Account::may_beside`]), as [`MOST_AHEAD_NS`] each at most.
+//!    against credit when the next one is to be issued (`forebay_policy::begin`, rule 1).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,9 +14,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_hal::{Fence, Queue, Result};
+use forebay_policy::begin::{self, LONG_NS};
 use forebay_proto::client::{Account, now_ns};
-
-use super::gate::MOST_AHEAD_NS;
 
 /// Invocations that may be in flight on a device when throughput counts.
 pub(crate) const DEPTH_THROUGHPUT: usize = 32;
@@ -27,8 +26,6 @@ const BATCH: usize = 8;
 /// While the oldest invocation in flight is older than this, no more than two are: what is issued far ahead of slow
 /// kernels gains no throughput and costs latency.
 const MAX_AHEAD: Duration = Duration::from_millis(2);
-/// Invocations that take longer share no fence where their time is charged for: a fence is nothing beside them.
-const LONG_NS: u64 = 500_000;
 /// Use below which the kernel isn't asked, half a microsecond each time: it counts for the next ones.
 const LOOK_NS: u64 = 100_000;
 
@@ -241,8 +238,7 @@ impl Issue {
     fn say_ahead(&self) {
         if let Some(c) = &self.charge {
             let there = self.unfenced + self.in_flight.iter().map(|f| f.invocations).sum::<usize>();
-            let ahead = c.each_ns.min(MOST_AHEAD_NS).saturating_mul(there.saturating_sub(1) as u64);
-            c.ahead_ns.store(ahead, Ordering::Relaxed);
+            c.ahead_ns.store(begin::of_pieces(there as u64, c.each_ns), Ordering::Relaxed);
         }
     }
 }

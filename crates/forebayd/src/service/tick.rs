@@ -311,6 +311,8 @@ mod tests {
         };
         let (unknown, known) = (taken(false), taken(true));
         assert!(known * 10 < unknown * 9, "{known} {unknown}");
+        // What others do not get is of the first one's share at most: they have their own.
+        assert!(known > TICK_NS * 45 / 100, "{known}");
     }
 
     #[test]
