@@ -1,6 +1,8 @@
 //! Programs that use the dataflow library, under the service: nothing in them says so.
 
 mod common;
+#[path = "../../forebay-hal/tests/stand_in/mod.rs"]
+mod stand_in;
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -336,6 +338,70 @@ fn what_a_pipeline_cannot_use_others_have() {
         last[1] > 0.7 * (1.0 - 1.0 / cores)
     });
     assert!(has_it, "{last:?} of {cores} cores");
+}
+
+/// Not a test: tasks on a resident grid, one after the other, on the stand-in for a GPU. `RESULT` says for how long somebody
+/// waited for them.
+#[test]
+#[ignore = "a program that other tests start"]
+fn resident() {
+    use forebay::resident::Builder;
+    let device = forebay::hal::discover(&[forebay::Kind::Cuda]).0.remove(0);
+    let text = "TASK_PER_THREAD(busy) {
+        u64 x = ((const u64 *)fb_span(t, 0).data)[0];
+        for (u32 k = 0; k < 3000000; k++) x = x * 6364136223846793005ull + (x >> 33);
+        ((u64 *)fb_span(t, 1).data)[0] = x | 1;
+    }";
+    let grid = std::sync::Arc::new(Builder::new(text).functions(["busy"]).blocks(1).start_on(&device).unwrap());
+    let t = Template::array::<u64>([1]);
+    let mut g = Graph::new("resident");
+    let id = g.add(Task::new("busy").input("x", t).output("y", t).resident(&grid, "busy")).unwrap();
+    let (feed, drain) = (g.feed((id, "x"), 4).unwrap(), g.drain((id, "y"), 4).unwrap());
+    let run = Runtime::builder().devices(vec![device]).build().unwrap().start(g).unwrap();
+    let mut waited = Duration::ZERO;
+    for i in 0..50u64 {
+        let begun = Instant::now();
+        run.push(feed, Datablock::from_slice(t, &[i]).unwrap()).unwrap();
+        assert_eq!(run.pull(drain).unwrap().as_slice::<u64>().unwrap()[0] & 1, 1);
+        waited += begun.elapsed();
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    std::fs::write(std::env::var("RESULT").unwrap(), waited.as_nanos().to_string()).unwrap();
+    std::thread::sleep(Duration::from_secs(60));
+}
+
+/// They are in no queue, so nothing but the program says what they took.
+#[test]
+fn tasks_on_the_resident_grid_are_charged_for() {
+    let Some(dir) = stand_in::build() else { return };
+    let s = Service::start(&["--device", "stand-in on the host (no GPU)=1"]);
+    let result = s.dir.join("result");
+    let path = |p: &std::path::Path| p.to_str().unwrap().to_owned();
+    let cache = path(&s.dir.join("cache"));
+    let settings = [
+        ("LD_LIBRARY_PATH", path(dir)),
+        ("FOREBAY_NVRTC", path(dir)),
+        ("FOREBAY_CACHE", cache),
+        ("RESULT", path(&result)),
+    ];
+    let mut p = Program::start(&s, "resident", &settings);
+    let waited = || std::fs::read_to_string(&result).ok().and_then(|r| r.parse::<u64>().ok());
+    until("it has run", || {
+        assert!(p.0.try_wait().unwrap().is_none(), "it ended");
+        waited().is_some()
+    });
+    let waited = waited().unwrap() as f64;
+    let told = || {
+        let all = s.connect().processes().unwrap();
+        all.iter().find(|q| q.pid == p.pid() && q.device.starts_with("stand-in")).map_or(0, |q| q.spent_ns) as f64
+    };
+    // What was waited for besides is the runtime's own part.
+    until("it has been charged", || told() > 0.5 * waited);
+    println!("{:.1} of {:.1} ms", told() / 1e6, waited / 1e6);
+    assert!(told() < 1.05 * waited && waited > 20e6, "{} of {waited}", told());
+    let before = told();
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(told(), before, "it rests");
 }
 
 /// Not a test: a kernel of about 20 ms of the processor on its OpenCL device, six invocations on their way at a time.
