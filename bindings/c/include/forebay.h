@@ -51,17 +51,29 @@ typedef struct forebay_accelerated forebay_accelerated;
 // A unit of data.
 typedef struct forebay_block forebay_block;
 
+// What knows how data gets to one device fastest. Any thread's.
+typedef struct forebay_engine forebay_engine;
+
 // A graph under construction.
 typedef struct forebay_graph forebay_graph;
 
 // A grid that runs.
 typedef struct forebay_grid forebay_grid;
 
+// A transfer under way.
+typedef struct forebay_in_flight forebay_in_flight;
+
 // One invocation of a task's function.
 typedef struct forebay_invocation forebay_invocation;
 
+// Memory of a device. Any thread's.
+typedef struct forebay_memory forebay_memory;
+
 // A call whose outputs come later.
 typedef struct forebay_pending forebay_pending;
+
+// Host memory from which a device copies fastest, zeroed at first. One thread's at a time.
+typedef struct forebay_pinned forebay_pinned;
 
 // A goal that is being pursued.
 typedef struct forebay_pursuit forebay_pursuit;
@@ -71,6 +83,9 @@ typedef struct forebay_running forebay_running;
 
 // The devices of this machine, and the workers.
 typedef struct forebay_runtime forebay_runtime;
+
+// Transfers in order, of one thread at a time; a real-time one is only for the thread that made it.
+typedef struct forebay_stream forebay_stream;
 
 // A task under construction; each call replaces what is inside.
 typedef struct forebay_task forebay_task;
@@ -110,6 +125,28 @@ typedef struct {
 
 // A function that does a task's work on the CPU: 0 for success. It may be called on any thread, never twice at once.
 typedef int32_t (*forebay_function)(forebay_invocation *invocation, void *user);
+
+// What a real-time stream may take from others, in microseconds.
+typedef struct {
+  // Time in transfers, with real-time priority, within a period.
+  uint64_t run;
+  // The period.
+  uint64_t period;
+  // Longest time that one wait spins.
+  uint64_t spin;
+} forebay_budget;
+
+// What a real-time stream got of what it asked for.
+typedef struct {
+  // Its thread's priority under SCHED_FIFO; 0 when the system refused, and it is an ordinary thread.
+  int32_t fifo;
+  // The nice value of an ordinary thread.
+  int32_t nice;
+  // Not 0: what it stages data in is locked into memory.
+  int32_t locked;
+  // Periods in which it used up its budget, and went on with ordinary priority.
+  uint64_t overruns;
+} forebay_protection;
 
 #ifdef __cplusplus
 extern "C" {
@@ -419,6 +456,126 @@ int32_t forebay_invocation_finish(forebay_invocation *invocation);
 
 // Says why the function fails; it then returns anything.
 int32_t forebay_invocation_fail(forebay_invocation *invocation, const char *why);
+
+// Opens the engine of a device: the first one of a kind ("cuda", "opencl", "cpu"), or with NULL the first one that there is, in
+// this order. The first time on a machine it measures all ways of moving data, for two seconds at most.
+int32_t forebay_engine_new(const char *device,
+                           forebay_engine **engine);
+
+// Lets go of an engine; its memory and its streams stay good.
+void forebay_engine_free(forebay_engine *engine);
+
+// What a transfer is expected to take when nothing else is in flight, in nanoseconds: as a rule, and when it is slow (one in a
+// hundred or fewer). `to_host`: not 0 for from the device; `pinned`: not 0 for memory of `forebay_pinned_new`. Either place may
+// be NULL.
+int32_t forebay_engine_cost(const forebay_engine *engine,
+                            int32_t to_host,
+                            uint64_t bytes,
+                            int32_t pinned,
+                            uint64_t *usual,
+                            uint64_t *slow);
+
+// Allocates memory of the device, which every way serves: the processor's own stores included, where the device has that.
+int32_t forebay_memory_new(const forebay_engine *engine,
+                           size_t bytes,
+                           forebay_memory **memory);
+
+// Frees memory, once no transfer uses it any more.
+void forebay_memory_free(forebay_memory *memory);
+
+// Its address on the device, for kernels of your own: with CUDA a CUdeviceptr of the device's primary context, which the
+// runtime API uses as well. 0 where memory has none (OpenCL).
+uint64_t forebay_memory_address(const forebay_memory *memory);
+
+// Allocates host memory from which the device copies fastest.
+int32_t forebay_pinned_new(const forebay_engine *engine, size_t bytes, forebay_pinned **pinned);
+
+// Where it is; NULL of NULL.
+void *forebay_pinned_bytes(const forebay_pinned *pinned);
+
+// Touches every page and asks the system to keep it in memory, for as long as it lives; FOREBAY_FAILED where it refuses.
+int32_t forebay_pinned_lock(forebay_pinned *pinned);
+
+// Frees it.
+void forebay_pinned_free(forebay_pinned *pinned);
+
+// Makes a stream.
+int32_t forebay_stream_new(const forebay_engine *engine, forebay_stream **stream);
+
+// Makes a real-time stream of the calling thread, which gets real-time priority or the best that the system allows
+// (`forebay_stream_protection`) until the stream is freed. `budget` NULL: half of one processor, 50 ms of 100, spinning a
+// millisecond at a time.
+int32_t forebay_stream_new_real_time(const forebay_engine *engine,
+                                     const forebay_budget *budget,
+                                     forebay_stream **stream);
+
+// What a real-time stream got of what it asked for.
+int32_t forebay_stream_protection(const forebay_stream *stream, forebay_protection *protection);
+
+// From now on transfers of the stream are to arrive within so many nanoseconds: they go by the way whose slow copies are
+// fastest. 0 goes back to the way that is fastest as a rule.
+int32_t forebay_stream_set_deadline(forebay_stream *stream,
+                                    uint64_t deadline);
+
+// Ends a stream after what it began. A real-time one gives its thread's priority back; freed by another thread it leaves
+// that thread as it is.
+void forebay_stream_free(forebay_stream *stream);
+
+// Sends bytes to a device's memory at `offset`, by the way that is fastest for so many; they have arrived when this returns.
+int32_t forebay_write(forebay_stream *stream,
+                      const forebay_memory *memory,
+                      size_t offset,
+                      const void *from,
+                      size_t bytes);
+
+// Brings bytes from a device's memory at `offset`.
+int32_t forebay_read(forebay_stream *stream, const forebay_memory *memory, size_t offset, void *to, size_t bytes);
+
+// As `forebay_write`, from page-locked memory at `at`.
+int32_t forebay_write_pinned(forebay_stream *stream,
+                             const forebay_memory *memory,
+                             size_t offset,
+                             const forebay_pinned *from,
+                             size_t at,
+                             size_t bytes);
+
+// As `forebay_read`, to page-locked memory at `at`.
+int32_t forebay_read_pinned(forebay_stream *stream,
+                            const forebay_memory *memory,
+                            size_t offset,
+                            forebay_pinned *to,
+                            size_t at,
+                            size_t bytes);
+
+// Sends bytes without proof of arrival, where the processor stores them itself: they arrive soon, and before whatever this
+// stream posts to that memory afterwards. A doorbell for a kernel of your own, that is. Nothing that was started may use that
+// part of the memory any more.
+int32_t forebay_post(forebay_stream *stream,
+                     const forebay_memory *memory,
+                     size_t offset,
+                     const void *from,
+                     size_t bytes);
+
+// Begins to send all of page-locked memory, which is taken until `forebay_finish` gives it back. Later transfers of the stream
+// come behind it.
+int32_t forebay_start_write(forebay_stream *stream,
+                            const forebay_memory *memory,
+                            size_t offset,
+                            forebay_pinned *from,
+                            forebay_in_flight **started);
+
+// Begins to fill page-locked memory, which is taken until `forebay_finish` gives it back.
+int32_t forebay_start_read(forebay_stream *stream,
+                           const forebay_memory *memory,
+                           size_t offset,
+                           forebay_pinned *to,
+                           forebay_in_flight **started);
+
+// Waits for a transfer that this stream began, which is taken, and gives its memory back.
+int32_t forebay_finish(forebay_stream *stream, forebay_in_flight *started, forebay_pinned **pinned);
+
+// Forgets a transfer under way: it is made all the same, and its memory freed after it.
+void forebay_in_flight_free(forebay_in_flight *started);
 
 #ifdef __cplusplus
 }  // extern "C"

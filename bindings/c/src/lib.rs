@@ -21,6 +21,7 @@ mod graph;
 mod grid;
 mod run;
 mod task;
+mod transfer;
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};

@@ -110,6 +110,22 @@ fn tasks_go_to_a_grid() {
 }
 
 #[test]
+fn data_is_moved_by_hand() {
+    for device in ["cpu", "opencl"] {
+        let Some(o) =
+            compiled("gcc", "-std=c99", "../../examples/c/transfer.c", &format!("transfer-{device}"), &[device])
+        else {
+            return;
+        };
+        if o.status.code() == Some(77) {
+            eprintln!("skipped: {}", String::from_utf8_lossy(&o.stderr));
+            continue;
+        }
+        assert_eq!(good(&o), "device\n9\n9\n", "{device}");
+    }
+}
+
+#[test]
 fn mistakes_are_errors_with_reasons_and_nothing_leaks_or_crashes() {
     let graph = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/6_graph_file.toml");
     let Some(o) = compiled("gcc", "-std=c99", "tests/mistakes.c", "mistakes", &[graph]) else { return };

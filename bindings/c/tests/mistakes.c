@@ -4,6 +4,7 @@
 
 #include <forebay.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -208,6 +209,114 @@ static void *elsewhere(void *runtime) {
   return NULL;
 }
 
+// Whoever uses a real-time stream on another thread.
+typedef struct {
+  forebay_stream *stream;
+  forebay_memory *memory;
+} Urgent;
+static void *writes(void *user) {
+  const Urgent *u = user;
+  EXPECT(FOREBAY_FAILED, forebay_write(u->stream, u->memory, 0, "x", 1), "the thread that made it");
+  EXPECT(FOREBAY_FAILED, forebay_stream_set_deadline(u->stream, 1), "the thread that made it");
+  EXPECT(FOREBAY_FAILED, forebay_post(u->stream, u->memory, 0, "x", 1), "the thread that made it");
+  return NULL;
+}
+static void *frees(void *user) {
+  forebay_stream_free(user);
+  return NULL;
+}
+
+// Transfers that cannot be.
+static void transfers(void) {
+  forebay_engine *e;
+  forebay_memory *m;
+  forebay_pinned *p, *q;
+  forebay_stream *s, *other;
+  forebay_in_flight *f;
+  forebay_protection has;
+  char bytes[64] = "";
+  EXPECT(FOREBAY_INVALID, forebay_engine_new("toaster", &e), "toaster");
+  EXPECT(FOREBAY_INVALID, forebay_engine_new("cpu", NULL), "NULL");
+  GOOD(forebay_engine_new("cpu", &e));
+  EXPECT(FOREBAY_INVALID, forebay_memory_new(NULL, 64, &m), "engine is NULL");
+  EXPECT(FOREBAY_INVALID, forebay_memory_new(e, 64, NULL), "NULL");
+  EXPECT(FOREBAY_FAILED, forebay_memory_new(e, SIZE_MAX / 2, &m), "");
+  EXPECT(FOREBAY_FAILED, forebay_pinned_new(e, SIZE_MAX / 2, &p), "");
+  GOOD(forebay_memory_new(e, 64, &m));
+  GOOD(forebay_pinned_new(e, 64, &p));
+  EXPECT(FOREBAY_INVALID, forebay_stream_new(e, NULL), "NULL");
+  GOOD(forebay_stream_new(e, &s));
+  GOOD(forebay_stream_new(e, &other));
+  if (!forebay_memory_address(m) || forebay_memory_address(NULL) || forebay_pinned_bytes(NULL)) exit(21);
+  uint64_t usual = 0, slow = 0;
+  GOOD(forebay_engine_cost(e, 1, 1 << 20, 1, &usual, &slow));
+  GOOD(forebay_engine_cost(e, 0, 8, 0, NULL, NULL));
+  if (!usual || slow < usual) exit(22);
+
+  EXPECT(FOREBAY_FAILED, forebay_write(s, m, 1, bytes, 64), "of a buffer of 64 B");
+  EXPECT(FOREBAY_FAILED, forebay_read(s, m, SIZE_MAX, bytes, 2), "of a buffer of 64 B");
+  EXPECT(FOREBAY_INVALID, forebay_write(s, m, 0, NULL, 1), "NULL");
+  EXPECT(FOREBAY_INVALID, forebay_write(NULL, m, 0, bytes, 1), "stream is NULL");
+  EXPECT(FOREBAY_INVALID, forebay_write(s, NULL, 0, bytes, 1), "memory is NULL");
+  EXPECT(FOREBAY_INVALID, forebay_write_pinned(s, m, 0, p, 60, 5), "of 64 B of the host's");
+  EXPECT(FOREBAY_INVALID, forebay_read_pinned(s, m, 0, p, SIZE_MAX, 5), "of 64 B of the host's");
+  EXPECT(FOREBAY_FAILED, forebay_post(s, m, 60, bytes, 5), "of a buffer of 64 B");
+  GOOD(forebay_write(s, m, 64, NULL, 0));
+  GOOD(forebay_post(s, m, 0, "0123", 4));
+  GOOD(forebay_read(s, m, 2, bytes, 2));
+  if (memcmp(bytes, "23", 3)) exit(23);
+
+  // What is taken is gone even if it fails; what another stream began is not this one's to finish.
+  EXPECT(FOREBAY_FAILED, forebay_start_write(s, m, 1, p, &f), "of a buffer of 64 B");
+  GOOD(forebay_pinned_new(e, 64, &p));
+  EXPECT(FOREBAY_INVALID, forebay_start_read(s, m, 0, p, NULL), "NULL");
+  GOOD(forebay_pinned_new(e, 64, &p));
+  GOOD(forebay_start_read(s, m, 0, p, &f));
+  EXPECT(FOREBAY_FAILED, forebay_finish(other, f, &q), "another stream");
+  GOOD(forebay_pinned_new(e, 64, &p));
+  GOOD(forebay_start_read(s, m, 0, p, &f));
+  forebay_in_flight_free(f);
+  GOOD(forebay_pinned_new(e, 64, &p));
+  GOOD(forebay_start_read(s, m, 0, p, &f));
+  GOOD(forebay_finish(s, f, &q));
+  if (memcmp(forebay_pinned_bytes(q), "0123", 4)) exit(24);
+  forebay_pinned_free(q);
+  forebay_in_flight_free(NULL);
+  forebay_pinned_free(NULL);
+
+  // Real time.
+  EXPECT(FOREBAY_INVALID, forebay_stream_protection(s, &has), "no real-time stream");
+  forebay_stream_free(other);
+  const forebay_budget budget = {1000, 100000, 100};
+  EXPECT(FOREBAY_INVALID, forebay_stream_new_real_time(e, &budget, NULL), "NULL");
+  const int policy = sched_getscheduler(0);
+  GOOD(forebay_stream_new_real_time(e, &budget, &other));
+  GOOD(forebay_stream_protection(other, &has));
+  if (has.fifo != (sched_getscheduler(0) == policy ? 0 : 20) || has.overruns) exit(25);
+  GOOD(forebay_write(other, m, 0, "abcd", 4));
+  Urgent urgent = {other, m};
+  pthread_t thread;
+  pthread_create(&thread, NULL, writes, &urgent);
+  pthread_join(thread, NULL);
+  forebay_stream_free(other);
+  if (sched_getscheduler(0) != policy) exit(26);
+  // Freed by another thread, it leaves that one alone; this one stays as it is until somebody changes it.
+  GOOD(forebay_stream_new_real_time(e, NULL, &other));
+  pthread_create(&thread, NULL, frees, other);
+  pthread_join(thread, NULL);
+  const struct sched_param ordinary = {0};
+  sched_setscheduler(0, policy, &ordinary);
+
+  // Streams and memory outlive their engine.
+  forebay_engine_free(e);
+  forebay_engine_free(NULL);
+  GOOD(forebay_write(s, m, 0, "efgh", 4));
+  forebay_stream_free(s);
+  forebay_stream_free(NULL);
+  forebay_memory_free(m);
+  forebay_memory_free(NULL);
+}
+
 int main(int argc, char **argv) {
   forebay_runtime *rt;
   forebay_block *b;
@@ -399,6 +508,7 @@ int main(int argc, char **argv) {
   forebay_runtime_free(rt);
   forebay_runtime_free(NULL);
   grid();
+  transfers();
   printf("all as it should be\n");
   return 0;
 }

@@ -14,6 +14,7 @@ mod block;
 mod goal;
 mod graph;
 mod run;
+mod transfer;
 
 use pyo3::exceptions::{PyRuntimeError, PyTimeoutError, PyValueError};
 use pyo3::prelude::*;
@@ -50,6 +51,10 @@ fn forebay_module(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<run::Accelerated>()?;
     m.add_class::<run::Pending>()?;
     m.add_class::<goal::Pursuit>()?;
+    m.add_class::<transfer::Engine>()?;
+    m.add_class::<transfer::Memory>()?;
+    m.add_class::<transfer::Pinned>()?;
+    m.add_class::<transfer::Stream>()?;
     m.add_function(wrap_pyfunction!(graph::load, m)?)?;
     Ok(())
 }

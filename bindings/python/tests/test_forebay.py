@@ -1,6 +1,7 @@
 """What Python programs do right and wrong. Needs nothing but the module; NumPy where it is there."""
 
 import asyncio
+import concurrent.futures
 import gc
 import os
 import pathlib
@@ -367,6 +368,124 @@ class Accelerated(unittest.TestCase):
         t.kernel("KERNEL void twice(GLOBAL const float *x, GLOBAL float *y) { if (gid_x() < 8) y[gid_x()] = 2 * x[gid_x()]; }", "twice")
         f = rt.accelerate(t)
         self.assertEqual(memoryview(f(array("f", range(8)))).tolist(), [2.0 * n for n in range(8)])
+
+
+class Transfers(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.engine = forebay.Engine("cpu")
+
+    def test_bytes_get_there_and_back_from_any_memory(self):
+        for device in ("cpu", "opencl"):
+            try:
+                engine = forebay.Engine(device)
+            except RuntimeError as e:
+                print("skipped:", e)
+                continue
+            memory = engine.memory(1 << 16)
+            pinned = engine.pinned(1 << 16)
+            view = memoryview(pinned)
+            view[:4] = b"abcd"
+            with engine.stream() as s:
+                s.write(memory, pinned)
+                s.write(memory, array("f", [1, 2]), offset=8)
+                # A part of page-locked memory, and whatever can be written.
+                s.read(memory, view[100:116])
+                back = bytearray(16)
+                s.read(memory, back)
+            self.assertEqual(bytes(view[100:104]), b"abcd")
+            self.assertEqual(bytes(back), b"abcd" + bytes(4) + array("f", [1, 2]).tobytes())
+            self.assertEqual((len(memory), len(pinned)), (1 << 16, 1 << 16))
+
+    def test_memory_outlives_its_engine_and_buffers_their_memory(self):
+        def view():
+            pinned = forebay.Engine("cpu").pinned(8)
+            return memoryview(pinned)
+
+        v = view()
+        v[:] = b"12345678"
+        self.assertEqual(v.tobytes(), b"12345678")
+        self.assertEqual(memoryview(self.engine.pinned(0)).tobytes(), b"")
+
+    def test_what_cannot_be(self):
+        memory, s = self.engine.memory(64), self.engine.stream()
+        for offset, n in ((0, 65), (64, 1), (2**63, 1)):
+            with self.assertRaisesRegex(ValueError, "of a buffer of 64 B"):
+                s.write(memory, bytes(n), offset=offset)
+            with self.assertRaisesRegex(ValueError, "of a buffer of 64 B"):
+                s.read(memory, bytearray(n), offset=offset)
+        s.write(memory, b"", offset=64)
+        with self.assertRaises(BufferError):
+            s.read(memory, b"cannot be written")
+        with self.assertRaises(BufferError):
+            s.write(memory, memoryview(bytes(64))[::2])
+        with self.assertRaises(TypeError):
+            s.write(memory, 3)
+        with self.assertRaises(ValueError):
+            s.set_deadline(-1)
+        s.set_deadline(0.001)
+        s.set_deadline(None)
+        self.assertIsNone(s.protection)
+        s.close()
+        s.close()
+        with self.assertRaisesRegex(ValueError, "closed"):
+            s.write(memory, b"x")
+        with self.assertRaises(ValueError):
+            forebay.Engine("toaster")
+        with self.assertRaises((RuntimeError, ValueError)):
+            self.engine.memory(1 << 60)
+        # Not of a CUDA device: nobody takes it for that.
+        self.assertFalse(hasattr(memory, "__cuda_array_interface__"))
+        self.assertGreater(memory.address, 0)
+
+    def test_what_it_costs(self):
+        usual, slow = self.engine.cost(1 << 20, to_host=True)
+        self.assertTrue(0 < usual <= slow < 1, (usual, slow))
+        self.assertLess(self.engine.cost(8, pinned=True)[0], usual)
+
+    def test_a_real_time_stream_stays_with_its_thread(self):
+        memory = self.engine.memory(64)
+        before = os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        raised = []
+
+        def elsewhere():
+            try:
+                s.write(memory, b"x")
+            except ValueError as e:
+                raised.append(str(e))
+
+        with self.engine.real_time(run=0.01) as s:
+            how, locked, overruns = s.protection
+            self.assertRegex(how, "SCHED_FIFO, priority 20|SCHED_OTHER, nice")
+            self.assertIsInstance(locked, bool)
+            self.assertEqual(overruns, 0)
+            if "FIFO" in how:
+                self.assertNotEqual(os.sched_getscheduler(0), before[0])
+            s.write(memory, b"abc")
+            t = threading.Thread(target=elsewhere)
+            t.start()
+            t.join()
+        self.assertRegex(raised[0], "the thread that made it")
+        after = os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        self.assertEqual(after, before)
+        with self.assertRaises(ValueError):
+            self.engine.real_time(run=-1)
+
+    def test_streams_of_several_threads(self):
+        memory, s = self.engine.memory(1 << 20), self.engine.stream()
+        pinned = self.engine.pinned(1 << 19)
+
+        def work(n):
+            mine = bytearray([n]) * 1000
+            back = bytearray(1000)
+            for _ in range(200):
+                s.write(memory, mine, offset=n * 1000)
+                s.read(memory, back, offset=n * 1000)
+                self.assertEqual(back, mine)
+                s.write(memory, pinned, offset=1 << 19)
+
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            list(pool.map(work, range(4)))
 
 
 if __name__ == "__main__":

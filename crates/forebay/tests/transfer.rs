@@ -10,7 +10,7 @@ use forebay::hal::cache::Cache;
 use forebay::hal::sim::{Model, SimDevice};
 use forebay::hal::{Buffer, Device, Error as DeviceError, discover};
 use forebay::transfer::curve::{Cost, Curve, Measured, Together};
-use forebay::transfer::{Budget, Curves, Direction, Engine, Host, Method, Range, Scheduling, Stream, Way};
+use forebay::transfer::{Bound, Budget, Curves, Direction, Engine, Host, Method, Range, Scheduling, Stream, Way};
 use forebay::{Arg, Datablock, Error, Graph, Kind, Launch, Runtime, Source, Task, Template};
 use forebay_rm::fake::FakeRm;
 use proptest::prelude::*;
@@ -219,6 +219,11 @@ fn batches_and_transfers_under_way(d: &Arc<dyn Device>) {
     let mut there = vec![0; 800];
     stream.read(&other, 8, &mut there).unwrap();
     assert_eq!(there, back[96..896]);
+    // A fence is its own queue's: by another one's the memory would come back before it is filled.
+    let begun = stream.start_read(&memory, 0, back).unwrap();
+    let mut second = engine.stream().unwrap();
+    let what = invalid(second.finish(begun).map(drop));
+    assert!(what.contains("another stream"), "{what}");
 }
 
 fn invalid(r: Result<(), Error>) -> String {
@@ -468,6 +473,55 @@ fn a_real_time_stream_says_what_it_got_keeps_its_budget_and_gives_everything_bac
     assert_eq!((scheduling_now(), stream.overruns()), (got.scheduling, 1));
     drop(stream);
     assert_eq!(scheduling_now(), before);
+}
+
+#[test]
+fn a_real_time_stream_that_is_bound_answers_its_thread_and_leaves_others_alone() {
+    let d = devices().remove(0);
+    let (engine, memory) = (unmeasured(&d), d.alloc(64).unwrap());
+    let before = scheduling_now();
+    // SAFETY: eight bytes that nobody else has.
+    let write = |b: &mut Bound, mut data: [u8; 8]| unsafe {
+        b.transfer(Direction::ToDevice, &memory, 0, data.as_mut_ptr(), 8, Host::Pageable)
+    };
+    let mut bound = Bound::real_time(&engine, Budget::default()).unwrap();
+    let got = bound.protection().unwrap().0;
+    write(&mut bound, [1; 8]).unwrap();
+    let mut bound = std::thread::scope(|s| {
+        let elsewhere = s.spawn(|| {
+            let mine = scheduling_now();
+            let what = invalid(write(&mut bound, [2; 8]));
+            assert!(what.contains("the thread that made it"), "{what}");
+            invalid(bound.stream().map(drop));
+            assert_eq!(scheduling_now(), mine);
+            bound
+        });
+        elsewhere.join().unwrap()
+    });
+    assert_eq!(scheduling_now(), got.scheduling);
+    let mut back = [0u8; 8];
+    bound.stream().unwrap().read(&memory, 0, &mut back[..]).unwrap();
+    assert_eq!(back, [1; 8], "nothing of what was refused");
+    drop(bound);
+    assert_eq!(scheduling_now(), before);
+    // Dropped elsewhere it changes neither thread; the one that made it ends with the priority that it got.
+    let dropped_elsewhere = || {
+        let bound = Bound::real_time(&engine, Budget::default()).unwrap();
+        std::thread::scope(|s| {
+            let elsewhere = s.spawn(|| {
+                let mine = scheduling_now();
+                drop(bound);
+                assert_eq!(scheduling_now(), mine);
+            });
+            elsewhere.join().unwrap();
+        });
+        assert_eq!(scheduling_now(), got.scheduling);
+    };
+    std::thread::scope(|s| s.spawn(dropped_elsewhere).join().unwrap());
+    // An ordinary one is anybody's.
+    let mut bound = Bound::ordinary(&engine).unwrap();
+    assert_eq!(bound.protection(), None);
+    std::thread::scope(|s| s.spawn(|| write(&mut bound, [3; 8])).join().unwrap()).unwrap();
 }
 
 /// Bytes that this process has locked into memory.

@@ -8,8 +8,9 @@
 //! `docs/transfer.md` explains the ways, shows measured curves and says how to choose.
 //!
 //! One file per step: [`plan`] (pure: which way, which pieces), stream.rs (does it), ring.rs (staging), wait.rs, engine.rs
-//! (what streams share; drift), calibrate.rs, store.rs, realtime.rs, pinned.rs, [`curve`].
+//! (what streams share; drift), calibrate.rs, store.rs, realtime.rs, bound.rs (for C and Python), pinned.rs, [`curve`].
 
+mod bound;
 mod calibrate;
 pub mod curve;
 mod engine;
@@ -21,6 +22,7 @@ mod store;
 mod stream;
 mod wait;
 
+pub use bound::Bound;
 pub use calibrate::BUDGET as CALIBRATION;
 pub use curve::{Cost, Curves, Host, Way};
 pub use engine::Engine;

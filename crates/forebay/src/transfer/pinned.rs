@@ -39,6 +39,11 @@ impl Pinned {
         self.locked.is_some()
     }
 
+    /// Where it begins, for those who cannot borrow it. Whoever writes there sees to it that nobody else uses it meanwhile.
+    pub fn address(&self) -> *mut u8 {
+        self.buffer.host_ptr().map_or(std::ptr::NonNull::dangling().as_ptr(), |p| p.as_ptr())
+    }
+
     /// A part of it, to be sent.
     ///
     /// # Panics

@@ -14,8 +14,9 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_hal::Buffer;
+use forebay_hal::{Buffer, Direction};
 
+use super::curve::Host;
 use super::engine::Engine;
 use super::pinned::{HostBytes, HostBytesMut, Locked, Pinned};
 use super::stream::Stream;
@@ -78,7 +79,8 @@ pub struct RealTime {
     /// The staging ring. Goes first.
     _locked: Option<Locked>,
     stream: Stream,
-    before: Before,
+    /// None once it is nobody's any more.
+    before: Option<Before>,
     protection: Protection,
     budget: Budget,
     period_began: Instant,
@@ -147,7 +149,7 @@ impl RealTime {
             protection: Protection { scheduling, locked: locked.is_some() },
             _locked: locked,
             stream,
-            before,
+            before: Some(before),
             budget,
             period_began: Instant::now(),
             used: Duration::ZERO,
@@ -198,13 +200,44 @@ impl RealTime {
         self.within_budget(|s| s.read(device, offset, to))
     }
 
+    /// As [`Stream::transfer`].
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// As there.
+    pub unsafe fn transfer(
+        &mut self,
+        direction: Direction,
+        device: &Buffer,
+        offset: usize,
+        at: *mut u8,
+        bytes: usize,
+        host: Host,
+    ) -> Result<()> {
+        // SAFETY: by the contract.
+        self.within_budget(|s| unsafe { s.transfer(direction, device, offset, at, bytes, host) })
+    }
+
+    /// Lets go of the stream without touching the calling thread's priority, which is another thread's than the stream's.
+    pub(super) fn leave(mut self) {
+        self.before = None;
+    }
+
+    fn restore(&self) {
+        if let Some(before) = &self.before {
+            before.restore();
+        }
+    }
+
     fn within_budget(&mut self, transfer: impl FnOnce(&mut Stream) -> Result<()>) -> Result<()> {
         let begun = Instant::now();
         if begun.duration_since(self.period_began) >= self.budget.period {
             self.period_began = begun;
             self.used = Duration::ZERO;
             if std::mem::take(&mut self.demoted) {
-                promote(&self.before);
+                self.before.as_ref().map(promote);
             }
         }
         let done = transfer(&mut self.stream);
@@ -212,7 +245,7 @@ impl RealTime {
         if self.used > self.budget.run && !self.demoted {
             self.demoted = true;
             self.overruns += 1;
-            self.before.restore();
+            self.restore();
         }
         done
     }
@@ -220,6 +253,6 @@ impl RealTime {
 
 impl Drop for RealTime {
     fn drop(&mut self) {
-        self.before.restore();
+        self.restore();
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_hal::{Buffer, Direction, Fence, Method, Queue};
@@ -22,11 +23,15 @@ const SHORT: usize = 4 << 10;
 /// Transfers that may be in flight; the next one waits for the oldest.
 const MAX_IN_FLIGHT: usize = 64;
 
+/// Streams that were made; each is known by its number.
+static STREAMS: AtomicU64 = AtomicU64::new(0);
+
 /// Transfers of one thread to and from one device, in order ([`Engine::stream`]).
 ///
 /// [`Stream::write`] and [`Stream::read`] return when the bytes have arrived; [`Stream::start_write`] and
 /// [`Stream::start_read`] return at once. All of them check their ranges; nothing is copied when one is wrong.
 pub struct Stream {
+    number: u64,
     engine: Arc<Engine>,
     queue: Box<dyn Queue>,
     /// For the mapped half of a split transfer: a mapped copy begins when all before it in its queue has ended.
@@ -45,6 +50,8 @@ pub struct Stream {
 /// A transfer under way ([`Stream::start_write`]).
 #[must_use = "the memory comes back through `Stream::finish`"]
 pub struct InFlight {
+    /// A fence means something to its own stream only.
+    stream: u64,
     fence: Fence,
     memory: Pinned,
 }
@@ -55,6 +62,8 @@ impl Stream {
         let (queue, side, ring) = (device.queue()?, device.queue()?, Ring::new(&**device)?);
         let known = engine.known();
         Ok(Stream {
+            // A number and nothing else: no order is needed.
+            number: STREAMS.fetch_add(1, Ordering::Relaxed),
             queue,
             side,
             ring,
@@ -149,6 +158,27 @@ impl Stream {
         unsafe { self.run(Direction::ToHost, device, offset, bytes.as_mut_ptr(), bytes.len(), host) }
     }
 
+    /// As [`Stream::write`] or [`Stream::read`], for bytes of which there is an address only.
+    ///
+    /// # Errors
+    /// As [`Stream::write`].
+    ///
+    /// # Safety
+    /// `at` is valid for reading (to the device) or writing (to the host) `bytes` until this returns, and is in memory from
+    /// [`Engine::pinned`] if `host` says so.
+    pub unsafe fn transfer(
+        &mut self,
+        direction: Direction,
+        device: &Buffer,
+        offset: usize,
+        at: *mut u8,
+        bytes: usize,
+        host: Host,
+    ) -> Result<()> {
+        // SAFETY: by the contract.
+        unsafe { self.run(direction, device, offset, at, bytes, host) }
+    }
+
     /// Sends several parts of `from` at once, for one wait; places on both sides are those of `ranges`. What overlaps
     /// ends up as if they were sent one after the other.
     ///
@@ -192,11 +222,16 @@ impl Stream {
         self.start(Direction::ToHost, device, offset, to)
     }
 
-    /// Waits for a transfer and gives its memory back.
+    /// Waits for a transfer that this stream began, and gives its memory back.
     ///
     /// # Errors
-    /// [`forebay_hal::Error::Lost`] when the device is gone; the memory is freed then.
+    /// [`forebay_hal::Error::Lost`] when the device is gone, [`forebay_hal::Error::Invalid`] for another stream's transfer; the
+    /// memory is freed then, as soon as nothing uses it.
     pub fn finish(&mut self, transfer: InFlight) -> Result<Pinned> {
+        if transfer.stream != self.number {
+            let what = "a transfer that another stream began is that one's to finish".into();
+            return Err(forebay_hal::Error::Invalid { device: self.name(), what }.into());
+        }
         self.wait.until(&mut *self.queue, transfer.fence)?;
         self.forget_done()?;
         Ok(transfer.memory)
@@ -290,7 +325,7 @@ impl Stream {
         let now = Instant::now();
         let begins = self.in_flight.back().map_or(now, |(_, end)| now.max(*end));
         self.in_flight.push_back((fence, begins + Duration::from_nanos(cost)));
-        Ok(InFlight { fence, memory })
+        Ok(InFlight { stream: self.number, fence, memory })
     }
 
     fn forget_done(&mut self) -> Result<()> {

@@ -1,0 +1,332 @@
+//! Moving data by hand: engines, memory and streams (docs/transfer.md).
+
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_void};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use forebay::hal::{Buffer, discover};
+use forebay::transfer::{self, Bound, Budget, Direction, Host, Scheduling};
+use forebay::{Error, Kind};
+use pyo3::exceptions::{PyAttributeError, PyBufferError, PyRuntimeError, PyValueError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+
+use crate::{raise, word};
+
+/// A wrong range is the caller's mistake, and not the device's.
+fn wrong(e: Error) -> PyErr {
+    match e {
+        Error::Device(forebay::hal::Error::Invalid { .. }) => PyValueError::new_err(e.to_string()),
+        e => raise(e),
+    }
+}
+
+/// Knows how data gets to one device fastest.
+#[pyclass(frozen)]
+pub struct Engine {
+    inner: Arc<transfer::Engine>,
+}
+
+#[pymethods]
+impl Engine {
+    /// The engine of the first device of a kind ("cuda", "opencl", "cpu"), or of the first one that there is, in this order.
+    /// The first time on a machine it measures all ways of moving data, for two seconds at most.
+    #[new]
+    #[pyo3(signature = (device = None))]
+    fn new(device: Option<&str>, py: Python<'_>) -> PyResult<Self> {
+        let kinds = match device {
+            Some(d) => vec![word::<Kind>(d)?],
+            None => vec![Kind::Cuda, Kind::OpenCl, Kind::Cpu],
+        };
+        py.detach(|| {
+            let (mut found, missing) = discover(&kinds);
+            if found.is_empty() {
+                let why = missing.first().map_or_else(|| "there is no device".into(), |(_, e)| e.to_string());
+                return Err(PyRuntimeError::new_err(why));
+            }
+            Ok(Engine { inner: transfer::Engine::open(found.swap_remove(0)).map_err(raise)? })
+        })
+    }
+
+    /// Its device's name.
+    #[getter]
+    fn device(&self) -> String {
+        self.inner.device().info().name.clone()
+    }
+
+    /// What a transfer is expected to take when nothing else is in flight, in seconds: as a rule, and when it is slow.
+    #[pyo3(signature = (bytes, to_host = false, pinned = false))]
+    fn cost(&self, bytes: u64, to_host: bool, pinned: bool) -> (f64, f64) {
+        let direction = if to_host { Direction::ToHost } else { Direction::ToDevice };
+        let cost = self.inner.cost(direction, bytes, if pinned { Host::Pinned } else { Host::Pageable });
+        (cost.median as f64 / 1e9, cost.tail as f64 / 1e9)
+    }
+
+    /// Memory of the device.
+    fn memory(&self, bytes: usize) -> PyResult<Memory> {
+        let cuda = self.inner.device().info().kind == Kind::Cuda;
+        Ok(Memory { inner: self.inner.memory(bytes).map_err(raise)?, cuda })
+    }
+
+    /// Host memory from which the device copies fastest, zeroed: a buffer that can be written, memoryview(p) or
+    /// numpy.frombuffer(p, dtype). Parts of it are as good.
+    fn pinned(&self, bytes: usize) -> PyResult<Pinned> {
+        Ok(Pinned::of(self, self.inner.pinned(bytes).map_err(raise)?))
+    }
+
+    /// A stream of transfers.
+    fn stream(&self) -> PyResult<Stream> {
+        let stream = Bound::ordinary(&self.inner).map_err(raise)?;
+        Ok(Stream { inner: Mutex::new(Some(stream)), engine: self.number() })
+    }
+
+    /// A real-time stream of the calling thread, which gets real-time priority or the best that the system allows until the
+    /// stream is closed. It may take so many seconds of each period, and spins no longer than that.
+    #[pyo3(signature = (run = 0.05, period = 0.1, spin = 0.001))]
+    fn real_time(&self, run: f64, period: f64, spin: f64) -> PyResult<Stream> {
+        let seconds = |s: f64| Duration::try_from_secs_f64(s).map_err(|e| PyValueError::new_err(format!("{s}: {e}")));
+        let budget = Budget { run: seconds(run)?, period: seconds(period)?, spin: seconds(spin)? };
+        let stream = Bound::real_time(&self.inner, budget).map_err(raise)?;
+        Ok(Stream { inner: Mutex::new(Some(stream)), engine: self.number() })
+    }
+}
+
+impl Engine {
+    /// What tells it from others that are there.
+    fn number(&self) -> usize {
+        Arc::as_ptr(self.inner.device()).cast::<()>() as usize
+    }
+}
+
+/// Memory of a device.
+#[pyclass(frozen)]
+pub struct Memory {
+    inner: Buffer,
+    cuda: bool,
+}
+
+#[pymethods]
+impl Memory {
+    fn __len__(&self) -> usize {
+        self.inner.len()
+    }
+
+    /// Its address on the device, or None where it has none.
+    #[getter]
+    fn address(&self) -> Option<u64> {
+        self.inner.address()
+    }
+
+    /// As an array of bytes for CuPy, PyTorch, Numba and the like, on CUDA devices; they hold on to this object.
+    #[getter]
+    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<pyo3::Bound<'py, PyDict>> {
+        let address = self.inner.address().filter(|_| self.cuda);
+        let Some(address) = address else {
+            return Err(PyAttributeError::new_err("this memory is of no CUDA device"));
+        };
+        let d = PyDict::new(py);
+        d.set_item("shape", (self.inner.len(),))?;
+        d.set_item("typestr", "|u1")?;
+        d.set_item("data", (address, false))?;
+        d.set_item("version", 3)?;
+        Ok(d)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<forebay.Memory of {} bytes>", self.inner.len())
+    }
+}
+
+/// All page-locked memory of this module: where each begins, where it ends, and whose it is.
+static PINNED: Mutex<BTreeMap<usize, (usize, usize)>> = Mutex::new(BTreeMap::new());
+
+fn ranges() -> std::sync::MutexGuard<'static, BTreeMap<usize, (usize, usize)>> {
+    PINNED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Where so many bytes are for the device of this engine.
+fn place(at: usize, bytes: usize, engine: usize) -> Host {
+    let ranges = ranges();
+    let within =
+        ranges.range(..=at).next_back().is_some_and(|(_, (end, of))| *of == engine && bytes <= end.saturating_sub(at));
+    if within { Host::Pinned } else { Host::Pageable }
+}
+
+/// Host memory from which a device copies fastest.
+#[pyclass(frozen)]
+pub struct Pinned {
+    inner: Mutex<transfer::Pinned>,
+    address: usize,
+    bytes: usize,
+    /// As long as it is there no other one has its number.
+    _engine: Arc<transfer::Engine>,
+}
+
+impl Pinned {
+    fn of(engine: &Engine, inner: transfer::Pinned) -> Self {
+        let (address, bytes) = (inner.address().expose_provenance(), inner.len());
+        if bytes > 0 {
+            ranges().insert(address, (address + bytes, engine.number()));
+        }
+        Pinned { inner: Mutex::new(inner), address, bytes, _engine: engine.inner.clone() }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if self.bytes > 0 {
+            ranges().remove(&self.address);
+        }
+    }
+}
+
+#[pymethods]
+impl Pinned {
+    fn __len__(&self) -> usize {
+        self.bytes
+    }
+
+    /// Touches every page and asks the system to keep it in memory, for as long as this lives; whether it does.
+    fn lock(&self) -> bool {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner).lock()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<forebay.Pinned of {} bytes>", self.bytes)
+    }
+
+    /// # Safety
+    /// Python's: `view` may be filled in.
+    unsafe fn __getbuffer__(slf: pyo3::Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        if view.is_null() {
+            return Err(PyBufferError::new_err("there is no view to fill in"));
+        }
+        let (address, bytes) = (slf.get().address, slf.get().bytes);
+        let len = ffi::Py_ssize_t::try_from(bytes).map_err(|e| PyBufferError::new_err(e.to_string()))?;
+        // SAFETY: Python's view; the bytes live as long as this object, to which the view holds on.
+        let filled = unsafe {
+            ffi::PyBuffer_FillInfo(view, slf.as_ptr(), std::ptr::with_exposed_provenance_mut(address), len, 0, flags)
+        };
+        if filled != 0 {
+            return Err(PyErr::fetch(slf.py()));
+        }
+        Ok(())
+    }
+}
+
+/// Somebody's buffer, held until this is dropped, with the interpreter's lock.
+struct View(Box<ffi::Py_buffer>);
+
+impl View {
+    fn of(data: &pyo3::Bound<'_, PyAny>, flags: c_int) -> PyResult<Self> {
+        let mut view = Box::new(ffi::Py_buffer::new());
+        // SAFETY: an object, and a view to be filled in that stays where it is.
+        match unsafe { ffi::PyObject_GetBuffer(data.as_ptr(), &raw mut *view, flags) } {
+            0 => Ok(View(view)),
+            _ => Err(PyErr::fetch(data.py())),
+        }
+    }
+
+    /// Where its bytes are, and how many.
+    fn bytes(&self) -> (usize, usize) {
+        (self.0.buf.cast::<c_void>().expose_provenance(), usize::try_from(self.0.len).unwrap_or(0))
+    }
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        // SAFETY: filled in by `of`, released once; made and dropped within a call from Python, which has the lock.
+        unsafe { ffi::PyBuffer_Release(&raw mut *self.0) }
+    }
+}
+
+/// Transfers in order; also a context manager, which closes it at the end. A real-time one is only for the thread that made it.
+#[pyclass(frozen)]
+pub struct Stream {
+    inner: Mutex<Option<Bound>>,
+    engine: usize,
+}
+
+impl Stream {
+    /// Does something with the stream. The interpreter's lock is not held meanwhile: whoever has the stream may want it.
+    fn with<T: Send>(&self, py: Python<'_>, what: impl Send + FnOnce(&mut Bound) -> Result<T, Error>) -> PyResult<T> {
+        py.detach(|| match &mut *self.inner.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(stream) => what(stream).map_err(wrong),
+            None => Err(PyValueError::new_err("the stream is closed")),
+        })
+    }
+
+    fn transfer(
+        &self,
+        py: Python<'_>,
+        direction: Direction,
+        memory: &Memory,
+        offset: usize,
+        view: &View,
+    ) -> PyResult<()> {
+        let (at, bytes) = view.bytes();
+        let host = place(at, bytes, self.engine);
+        self.with(py, |s| {
+            let at = std::ptr::with_exposed_provenance_mut(at);
+            // SAFETY: the bytes are there until the view is released, and writable where it was asked for so; in page-locked
+            // memory of this engine's device where it was found to be. Who else changes them is Python's matter, as with
+            // every buffer; they are reached by address only.
+            unsafe { s.transfer(direction, &memory.inner, offset, at, bytes, host) }
+        })
+    }
+}
+
+#[pymethods]
+impl Stream {
+    /// Sends the bytes of anything that has a buffer; they have arrived when this returns.
+    #[pyo3(signature = (memory, data, offset = 0))]
+    fn write(&self, memory: &Memory, data: &pyo3::Bound<'_, PyAny>, offset: usize) -> PyResult<()> {
+        let view = View::of(data, ffi::PyBUF_SIMPLE)?;
+        self.transfer(data.py(), Direction::ToDevice, memory, offset, &view)
+    }
+
+    /// Fills anything that has a writable buffer.
+    #[pyo3(signature = (memory, into, offset = 0))]
+    fn read(&self, memory: &Memory, into: &pyo3::Bound<'_, PyAny>, offset: usize) -> PyResult<()> {
+        let view = View::of(into, ffi::PyBUF_WRITABLE)?;
+        self.transfer(into.py(), Direction::ToHost, memory, offset, &view)
+    }
+
+    /// From now on transfers are to arrive within so many seconds: they go by the way whose slow copies are fastest. None goes
+    /// back to the way that is fastest as a rule.
+    fn set_deadline(&self, seconds: Option<f64>, py: Python<'_>) -> PyResult<()> {
+        let within = seconds.map(Duration::try_from_secs_f64).transpose();
+        let within = within.map_err(|e| PyValueError::new_err(format!("a deadline: {e}")))?;
+        self.with(py, |s| {
+            s.stream()?.set_deadline(within);
+            Ok(())
+        })
+    }
+
+    /// What a real-time stream got of what it asked for, in words, whether its memory is locked, and in how many periods it used
+    /// up its budget; None for others.
+    #[getter]
+    fn protection(&self, py: Python<'_>) -> PyResult<Option<(String, bool, u64)>> {
+        let got = self.with(py, |s| Ok(s.protection()))?;
+        Ok(got.map(|(p, overruns)| {
+            let how: Scheduling = p.scheduling;
+            (how.to_string(), p.locked, overruns)
+        }))
+    }
+
+    /// Ends it after what it began; a real-time one gives its thread's priority back.
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| drop(self.inner.lock().unwrap_or_else(PoisonError::into_inner).take()));
+    }
+
+    fn __enter__(slf: pyo3::Bound<'_, Self>) -> pyo3::Bound<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_what))]
+    fn __exit__(&self, _what: &pyo3::Bound<'_, PyTuple>, py: Python<'_>) {
+        self.close(py);
+    }
+}
