@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay_hal::{Buffer, Direction, Fence, Method, Queue};
+use forebay_hal::{Buffer, Direction, Fence, Kind, Method, Queue};
 
 use super::curve::{Curves, Host, Way};
 use super::engine::{Engine, Known};
@@ -20,6 +20,9 @@ const SAMPLE: u32 = 16;
 /// Of copies within the host's memory that take less than it takes to time them, one in so many.
 const SAMPLE_OF_SHORT: u32 = 128;
 const SHORT: usize = 4 << 10;
+/// Copies by the processor below this are made without asking how: nothing is faster than one `memcpy` for so few bytes, and the
+/// question would take a good part as long.
+const UNASKED: usize = 32 << 10;
 /// Transfers that may be in flight; the next one waits for the oldest.
 const MAX_IN_FLIGHT: usize = 64;
 
@@ -38,6 +41,10 @@ pub struct Stream {
     side: Box<dyn Queue>,
     ring: Ring,
     known: Arc<Known>,
+    /// The queue does everything at once: it is the processor's, and there is nothing to wait for.
+    at_once: bool,
+    /// Transfers of fewer bytes are made without asking how; 0 for none.
+    unasked: usize,
     wait: Wait,
     deadline: Option<u64>,
     forced: Option<Way>,
@@ -61,6 +68,7 @@ impl Stream {
         let device = engine.device();
         let (queue, side, ring) = (device.queue()?, device.queue()?, Ring::new(&**device)?);
         let known = engine.known();
+        let at_once = device.info().kind == Kind::Cpu;
         Ok(Stream {
             // A number and nothing else: no order is needed.
             number: STREAMS.fetch_add(1, Ordering::Relaxed),
@@ -68,6 +76,8 @@ impl Stream {
             side,
             ring,
             known,
+            at_once,
+            unasked: if at_once { UNASKED } else { 0 },
             wait: Wait::SHORTLY,
             deadline: None,
             forced: None,
@@ -87,6 +97,12 @@ impl Stream {
     /// goes back to the way that is fastest as a rule.
     pub fn set_deadline(&mut self, deadline: Option<Duration>) {
         self.deadline = deadline.map(|d| d.as_nanos().min(u128::from(u64::MAX)) as u64);
+        self.settings_changed();
+    }
+
+    fn settings_changed(&mut self) {
+        let as_planned = self.deadline.is_none() && self.forced.is_none();
+        self.unasked = if self.at_once && as_planned { UNASKED } else { 0 };
     }
 
     /// How many transfers were not expected to meet their deadline (they were made all the same).
@@ -106,6 +122,7 @@ impl Stream {
             return Err(forebay_hal::Error::Unsupported { device, what: format!("copies by {}", m.name()) }.into());
         }
         self.forced = way;
+        self.settings_changed();
         Ok(())
     }
 
@@ -369,6 +386,10 @@ impl Stream {
         host: Host,
     ) -> Result<()> {
         self.check(device, offset, bytes)?;
+        if bytes < self.unasked {
+            // SAFETY: by the contract; it is done when this returns.
+            return unsafe { Ok(self.queue.transfer(Method::Engine, direction, device, offset, p, bytes)?) };
+        }
         if bytes == 0 {
             return Ok(());
         }
@@ -424,6 +445,7 @@ impl Stream {
         match pieces {
             // It has arrived.
             [Piece { way: Way::Direct(Method::Mapped), .. }] if made.is_ok() => made,
+            [Piece { way: Way::Direct(_), .. }] if self.at_once => made,
             _ => made.and(self.settle()),
         }
     }
