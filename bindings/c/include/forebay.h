@@ -148,6 +148,16 @@ typedef struct {
   uint64_t overruns;
 } forebay_protection;
 
+// One of several transfers: places on both sides.
+typedef struct {
+  // Offset in the host's memory.
+  uint64_t host;
+  // Offset in the device's.
+  uint64_t device;
+  // Length.
+  uint64_t bytes;
+} forebay_range;
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -546,6 +556,31 @@ int32_t forebay_read_pinned(forebay_stream *stream,
                             forebay_pinned *to,
                             size_t at,
                             size_t bytes);
+
+// Sends several parts of the `len` bytes at `from` at once, for one wait. What overlaps ends up as if they were sent one after
+// the other. A real-time stream's budget does not count it.
+int32_t forebay_write_batch(forebay_stream *stream,
+                            const forebay_memory *memory,
+                            const void *from,
+                            size_t len,
+                            const forebay_range *ranges,
+                            size_t count);
+
+// Brings several parts at once, for one wait, to their places in the `len` bytes at `to`.
+int32_t forebay_read_batch(forebay_stream *stream,
+                           const forebay_memory *memory,
+                           void *to,
+                           size_t len,
+                           const forebay_range *ranges,
+                           size_t count);
+
+// Copies within the device. A real-time stream's budget does not count it.
+int32_t forebay_copy(forebay_stream *stream,
+                     const forebay_memory *from,
+                     size_t from_at,
+                     const forebay_memory *to,
+                     size_t to_at,
+                     size_t bytes);
 
 // Sends bytes without proof of arrival, where the processor stores them itself: they arrive soon, and before whatever this
 // stream posts to that memory afterwards. A doorbell for a kernel of your own, that is. Nothing that was started may use that

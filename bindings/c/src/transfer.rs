@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use forebay::Kind;
 use forebay::hal::{Buffer, discover};
-use forebay::transfer::{Bound, Budget, Direction, Engine, Host, InFlight, Pinned, Scheduling};
+use forebay::transfer::{Bound, Budget, Direction, Engine, Host, InFlight, Pinned, Range, Scheduling};
 
 use crate::{FOREBAY_FAILED, Failure, free, give, invalid, known, put, shared, status, take, text};
 
@@ -24,6 +24,18 @@ pub struct forebay_stream(Bound);
 
 /// A transfer under way.
 pub struct forebay_in_flight(InFlight);
+
+/// One of several transfers: places on both sides.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct forebay_range {
+    /// Offset in the host's memory.
+    pub host: u64,
+    /// Offset in the device's.
+    pub device: u64,
+    /// Length.
+    pub bytes: u64,
+}
 
 /// What a real-time stream may take from others, in microseconds.
 #[repr(C)]
@@ -410,6 +422,89 @@ pub unsafe extern "C" fn forebay_read_pinned(
     status(|| unsafe {
         let to = part(to, at, bytes)?;
         transfer(stream, Direction::ToHost, memory, offset, to, bytes, true)
+    })
+}
+
+/// Sends several parts of the `len` bytes at `from` at once, for one wait. What overlaps ends up as if they were sent one after
+/// the other. A real-time stream's budget does not count it.
+///
+/// # Safety
+/// As the rules say; `from` has so many bytes, and there are `count` ranges.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn forebay_write_batch(
+    stream: *mut forebay_stream,
+    memory: *const forebay_memory,
+    from: *const c_void,
+    len: usize,
+    ranges: *const forebay_range,
+    count: usize,
+) -> i32 {
+    let from = from.cast_mut().cast();
+    // SAFETY: C's promises.
+    status(|| unsafe { batch(stream, Direction::ToDevice, memory, from, len, ranges, count) })
+}
+
+/// Brings several parts at once, for one wait, to their places in the `len` bytes at `to`.
+///
+/// # Safety
+/// As the rules say; `to` has room for so many bytes, and there are `count` ranges.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn forebay_read_batch(
+    stream: *mut forebay_stream,
+    memory: *const forebay_memory,
+    to: *mut c_void,
+    len: usize,
+    ranges: *const forebay_range,
+    count: usize,
+) -> i32 {
+    // SAFETY: C's promises.
+    status(|| unsafe { batch(stream, Direction::ToHost, memory, to.cast(), len, ranges, count) })
+}
+
+/// # Safety
+/// As the rules say; `at` has `len` bytes, and there are `count` ranges.
+unsafe fn batch(
+    stream: *mut forebay_stream,
+    direction: Direction,
+    memory: *const forebay_memory,
+    at: *mut u8,
+    len: usize,
+    ranges: *const forebay_range,
+    count: usize,
+) -> Result<(), Failure> {
+    // SAFETY: C's promises.
+    unsafe {
+        let (stream, memory) = (known(stream, "the stream")?, shared(memory, "the memory")?);
+        if at.is_null() && len > 0 {
+            return Err(invalid("the host's bytes are NULL"));
+        }
+        if ranges.is_null() && count > 0 {
+            return Err(invalid("the ranges are NULL"));
+        }
+        let one = |r: forebay_range| Range { host: r.host, device: r.device, bytes: r.bytes };
+        let all: Vec<Range> = (0..count).map(|i| one(ranges.add(i).read())).collect();
+        Ok(stream.0.stream()?.transfer_batch(direction, &memory.0, at, len, Host::Pageable, &all)?)
+    }
+}
+
+/// Copies within the device. A real-time stream's budget does not count it.
+///
+/// # Safety
+/// As the rules say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn forebay_copy(
+    stream: *mut forebay_stream,
+    from: *const forebay_memory,
+    from_at: usize,
+    to: *const forebay_memory,
+    to_at: usize,
+    bytes: usize,
+) -> i32 {
+    // SAFETY: C's promises.
+    status(|| unsafe {
+        let stream = known(stream, "the stream")?;
+        let (from, to) = (shared(from, "the memory")?, shared(to, "the memory")?);
+        Ok(stream.0.stream()?.copy(&from.0, from_at, &to.0, to_at, bytes)?)
     })
 }
 

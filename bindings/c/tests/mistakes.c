@@ -266,6 +266,22 @@ static void transfers(void) {
   GOOD(forebay_read(s, m, 2, bytes, 2));
   if (memcmp(bytes, "23", 3)) exit(23);
 
+  const forebay_range ranges[2] = {{0, 10, 3}, {60, 20, 4}}, wrong = {60, 0, 5}, beyond = {0, 60, 5};
+  memcpy(bytes, "abc", 3), memcpy(bytes + 60, "wxyz", 4);
+  GOOD(forebay_write_batch(s, m, bytes, 64, ranges, 2));
+  EXPECT(FOREBAY_FAILED, forebay_write_batch(s, m, bytes, 64, &wrong, 1), "of the host's");
+  EXPECT(FOREBAY_FAILED, forebay_read_batch(s, m, bytes, 64, &beyond, 1), "of a buffer of 64 B");
+  EXPECT(FOREBAY_INVALID, forebay_read_batch(s, m, bytes, 64, NULL, 1), "ranges are NULL");
+  EXPECT(FOREBAY_INVALID, forebay_read_batch(s, m, NULL, 64, ranges, 2), "NULL");
+  GOOD(forebay_read_batch(s, m, NULL, 0, NULL, 0));
+  GOOD(forebay_copy(s, m, 20, m, 30, 4));
+  EXPECT(FOREBAY_FAILED, forebay_copy(s, m, 20, m, 22, 4), "overlap");
+  memset(bytes, 0, 64);
+  GOOD(forebay_read_batch(s, m, bytes, 64, ranges, 2));
+  if (memcmp(bytes, "abc", 4) || memcmp(bytes + 60, "wxyz", 4)) exit(27);
+  GOOD(forebay_read(s, m, 30, bytes, 4));
+  if (memcmp(bytes, "wxyz", 5)) exit(28);
+
   // What is taken is gone even if it fails; what another stream began is not this one's to finish.
   EXPECT(FOREBAY_FAILED, forebay_start_write(s, m, 1, p, &f), "of a buffer of 64 B");
   GOOD(forebay_pinned_new(e, 64, &p));

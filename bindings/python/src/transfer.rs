@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use forebay::hal::{Buffer, discover};
-use forebay::transfer::{self, Bound, Budget, Direction, Host, Scheduling};
+use forebay::transfer::{self, Bound, Budget, Direction, Host, Range, Scheduling};
 use forebay::{Error, Kind};
 use pyo3::exceptions::{PyAttributeError, PyBufferError, PyRuntimeError, PyValueError};
 use pyo3::ffi;
@@ -278,6 +278,26 @@ impl Stream {
     }
 }
 
+impl Stream {
+    fn batch(
+        &self,
+        py: Python<'_>,
+        direction: Direction,
+        memory: &Memory,
+        view: &View,
+        ranges: &[(u64, u64, u64)],
+    ) -> PyResult<()> {
+        let (at, bytes) = view.bytes();
+        let host = place(at, bytes, self.engine);
+        let all: Vec<Range> = ranges.iter().map(|&(host, device, bytes)| Range { host, device, bytes }).collect();
+        self.with(py, |s| {
+            let at = std::ptr::with_exposed_provenance_mut(at);
+            // SAFETY: as in `transfer`.
+            unsafe { s.stream()?.transfer_batch(direction, &memory.inner, at, bytes, host, &all) }
+        })
+    }
+}
+
 #[pymethods]
 impl Stream {
     /// Sends the bytes of anything that has a buffer; they have arrived when this returns.
@@ -292,6 +312,38 @@ impl Stream {
     fn read(&self, memory: &Memory, into: &pyo3::Bound<'_, PyAny>, offset: usize) -> PyResult<()> {
         let view = View::of(into, ffi::PyBUF_WRITABLE)?;
         self.transfer(into.py(), Direction::ToHost, memory, offset, &view)
+    }
+
+    /// Sends several parts of anything that has a buffer at once, for one wait: for each its place there, its place on the device,
+    /// and how many bytes.
+    fn write_batch(
+        &self,
+        memory: &Memory,
+        data: &pyo3::Bound<'_, PyAny>,
+        ranges: Vec<(u64, u64, u64)>,
+    ) -> PyResult<()> {
+        let view = View::of(data, ffi::PyBUF_SIMPLE)?;
+        self.batch(data.py(), Direction::ToDevice, memory, &view, &ranges)
+    }
+
+    /// Brings several parts at once.
+    fn read_batch(&self, memory: &Memory, into: &pyo3::Bound<'_, PyAny>, ranges: Vec<(u64, u64, u64)>) -> PyResult<()> {
+        let view = View::of(into, ffi::PyBUF_WRITABLE)?;
+        self.batch(into.py(), Direction::ToHost, memory, &view, &ranges)
+    }
+
+    /// Copies within the device.
+    #[pyo3(signature = (from_, from_at, to, to_at, bytes))]
+    fn copy(
+        &self,
+        from_: &Memory,
+        from_at: usize,
+        to: &Memory,
+        to_at: usize,
+        bytes: usize,
+        py: Python<'_>,
+    ) -> PyResult<()> {
+        self.with(py, |s| s.stream()?.copy(&from_.inner, from_at, &to.inner, to_at, bytes))
     }
 
     /// From now on transfers are to arrive within so many seconds: they go by the way whose slow copies are fastest. None goes

@@ -397,6 +397,23 @@ class Transfers(unittest.TestCase):
             self.assertEqual(bytes(back), b"abcd" + bytes(4) + array("f", [1, 2]).tobytes())
             self.assertEqual((len(memory), len(pinned)), (1 << 16, 1 << 16))
 
+    def test_several_parts_at_once_and_copies_within_the_device(self):
+        memory, s = self.engine.memory(1000), self.engine.stream()
+        s.write(memory, bytes(1000))
+        s.write_batch(memory, b"abcdefgh", [(0, 100, 2), (6, 200, 2), (2, 102, 1)])
+        s.copy(memory, 100, memory, 300, 3)
+        back = bytearray(8)
+        s.read_batch(memory, back, [(0, 300, 3), (4, 200, 2)])
+        self.assertEqual(bytes(back), b"abc\0gh\0\0")
+        with self.assertRaisesRegex(ValueError, "of the host's"):
+            s.read_batch(memory, back, [(7, 0, 2)])
+        with self.assertRaisesRegex(ValueError, "overlap"):
+            s.copy(memory, 0, memory, 1, 2)
+        with self.assertRaisesRegex(ValueError, "tuple of length 3"):
+            s.write_batch(memory, back, [(1, 2)])
+        with self.assertRaises(OverflowError):
+            s.write_batch(memory, back, [(-1, 2, 3)])
+
     def test_memory_outlives_its_engine_and_buffers_their_memory(self):
         def view():
             pinned = forebay.Engine("cpu").pinned(8)

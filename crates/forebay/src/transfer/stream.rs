@@ -222,6 +222,26 @@ impl Stream {
         unsafe { self.run_batch(Direction::ToHost, device, bytes.as_mut_ptr(), bytes.len(), host, ranges) }
     }
 
+    /// As [`Stream::write_batch`] or [`Stream::read_batch`], for `len` bytes of which there is an address only.
+    ///
+    /// # Errors
+    /// As [`Stream::write`].
+    ///
+    /// # Safety
+    /// As [`Stream::transfer`], for all of the bytes.
+    pub unsafe fn transfer_batch(
+        &mut self,
+        direction: Direction,
+        device: &Buffer,
+        at: *mut u8,
+        len: usize,
+        host: Host,
+        ranges: &[Range],
+    ) -> Result<()> {
+        // SAFETY: by the contract.
+        unsafe { self.run_batch(direction, device, at, len, host, ranges) }
+    }
+
     /// Begins to send all of `from`; [`Stream::finish`] gives the memory back. Later transfers of this stream come
     /// behind it.
     ///
