@@ -11,6 +11,7 @@
 //!   what is ahead of it there, and what it takes. If that device is free it starts; if not it waits, counts as work ahead of
 //!   the others, and starts anywhere once it has waited four times as long as it takes, and [`PATIENCE_NS`]. Devices that are
 //!   the host's cores by another name end no sooner than the cores have done all work that is on them ([`ReadyQueue::sharing`]).
+//!   How fast that is depends on how many threads others have: beside them more threads of one's own get more of the cores.
 //!
 //! `pick` looks at every ready task, so it costs time linear in their number; queues hold tasks that are ready and not
 //! yet running, which is few, and at most [`MAX_READY`].
@@ -160,6 +161,23 @@ pub struct Ahead {
     pub until: Counts,
     /// Work that is left to the host's cores, ns of one core.
     pub work: u64,
+    /// Threads that are at it.
+    pub threads: u64,
+    /// Threads of others that want the cores, in thousandths.
+    pub others: u64,
+}
+
+impl Ahead {
+    /// How long the cores take for all that is on them and `work` more on device `d`, ns. The system gives every thread the same,
+    /// and whatever is the cores by another name (the host is device 0) comes with threads of its own.
+    fn all_done(&self, work: u64, d: usize, cores: u64) -> u64 {
+        let comes = d > 0 && self.until[d] == 0;
+        let threads = if comes { self.threads.saturating_add(cores) } else { self.threads.max(cores) };
+        let work = u128::from(self.work.saturating_add(work));
+        // Of so many cores that part is ours; there are no fewer threads than cores.
+        let (own, all) = (u128::from(threads) * 1000, u128::from(threads) * 1000 + u128::from(self.others));
+        u64::try_from(work.saturating_mul(all) / (own * u128::from(cores)).max(1)).unwrap_or(u64::MAX)
+    }
 }
 
 /// Ready tasks in the order in which they became ready.
@@ -241,7 +259,7 @@ impl<K: Copy + PartialEq> ReadyQueue<K> {
             let (shared, cores) = self.shared;
             let best = |set: DeviceSet, ahead: &Ahead| {
                 let end = |d: usize| {
-                    let all = if shared.has(d) { ahead.work.saturating_add(t.work[d]) / cores } else { 0 };
+                    let all = if shared.has(d) { ahead.all_done(t.work[d], d, cores) } else { 0 };
                     ahead.until[d].saturating_add(t.counts[d]).max(all)
                 };
                 known().filter(|&d| set.has(d)).min_by_key(|&d| (end(d), d))
@@ -310,7 +328,7 @@ impl<K: Copy + PartialEq> ReadyQueue<K> {
 mod tests {
     use super::*;
 
-    const IDLE: Ahead = Ahead { until: [0; MAX_PLACED], work: 0 };
+    const IDLE: Ahead = Ahead { until: [0; MAX_PLACED], work: 0, threads: 0, others: 0 };
     use proptest::prelude::*;
 
     fn task(key: u32, devices: u32, near: Option<usize>, since_ns: u64, priority: i32) -> Ready<u32> {
@@ -453,6 +471,18 @@ mod tests {
         assert_eq!(placed([10, 12], &IDLE), Some((1, 12)));
         assert_eq!(placed([10, 12], &busy), Some((0, 10)));
         assert_eq!(placed([10, 8], &busy), Some((1, 8)));
+        // Beside four threads of others two get a third of the cores, and with the two that come along a half.
+        let beside = Ahead { threads: 2, others: 4000, ..busy };
+        assert_eq!(placed([10, 12], &beside), Some((1, 12)));
+        assert_eq!(placed([10, 30], &beside), Some((0, 10)), "too much more work");
+        let done = |others, d| {
+            let mut a = beside;
+            a.others = others;
+            a.all_done(10 * MS, d, 2) / MS
+        };
+        assert_eq!([(0, 0), (0, 1), (4000, 0), (4000, 1)].map(|(others, d)| done(others, d)), [10, 10, 30, 20]);
+        let full = Ahead { work: u64::MAX, others: u64::MAX, ..IDLE };
+        assert_eq!(full.all_done(1, 0, 1), u64::MAX);
         // Of equals whoever has had least, and not the oldest.
         let had = |key, turn| Ready { turn, ..counted(key, u64::from(key), 0, &[4 * MS, 3 * MS]) };
         let mut q = queue(&[had(1, 7), had(2, 5), had(3, 6)]);

@@ -82,8 +82,8 @@ pub(crate) struct Adapt {
     models: Arc<Models>,
     load: Arc<Load>,
     cores: Cores,
-    /// 1 / cores.
-    per_core: f64,
+    /// Threads of others that wanted the cores when it was placed.
+    pub(crate) others: f64,
     at: Situation,
     /// What may be spent on measuring, ns.
     budget: f64,
@@ -112,7 +112,7 @@ impl Adapt {
                 .collect(),
             models: models.clone(),
             load: load.clone(),
-            per_core: 1.0 / cores.count().max(1) as f64,
+            others: 0.0,
             cores,
             at: Situation::default(),
             budget: 0.0,
@@ -176,8 +176,7 @@ impl Adapt {
         let position = position(at.size, tables);
         let (others, own) = self.load.both();
         let busy = others + f64::from(own);
-        // The cores have others' work, too.
-        let beside = 1.0 + others * self.per_core;
+        self.others = others;
         for c in self.choices.iter().filter(|c| c.refused.is_none()) {
             let share = self.share(c, busy, account);
             self.shares[c.device] = share;
@@ -188,7 +187,7 @@ impl Adapt {
             predicted[c.device] = ns;
             if let Some(width) = c.width {
                 // A conversion to signed numbers is one instruction.
-                self.work[c.device] = if known { (told * width as f64 * beside) as i64 as u64 } else { 0 };
+                self.work[c.device] = if known { (told * width as f64) as i64 as u64 } else { 0 };
             }
             best = if ns < best { ns } else { best };
             if copies + told < natural.0 {

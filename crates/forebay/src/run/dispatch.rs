@@ -36,6 +36,8 @@ struct Inner {
     ends: Vec<Vec<Running>>,
     /// Devices that are the host's cores, the host among them, and how many cores.
     shared: (DeviceSet, usize),
+    /// Threads of others that want the cores, in thousandths, as of the last task that came.
+    others: u64,
     /// The queue's time, by which tasks have their turns (`forebay_hal::cpu::Turn`).
     now: u64,
 }
@@ -81,19 +83,28 @@ impl Inner {
         }
         let on_cores = self.ends.iter().enumerate().filter(|(d, _)| shared.has(*d)).flat_map(|(_, all)| all);
         ahead.work = on_cores.map(|r| r.left(now_ns)).sum();
+        ahead.threads = self.threads() as u64;
+        ahead.others = self.others;
         ahead
     }
 
     /// Whether a device could begin something now. One that is the host's cores uses all of them, and has its turn when one is
-    /// free. The CPU does not wait for it: what is short would wait for the longest, which the system has share the cores.
+    /// free, or when others want them: of those who want more than there is whoever has more threads has more. As many
+    /// as the others', that is, and no more than twice the cores. The CPU does not wait for it: what is short would wait for the
+    /// longest, which the system has share the cores.
     fn is_free(&self, d: usize) -> bool {
         let (shared, cores) = self.shared;
         if self.running[d] >= self.slots[d] {
             return false;
         }
+        d == 0 || !shared.has(d) || self.threads() < cores + (self.others as usize / 1000).min(cores)
+    }
+
+    /// Threads that are at work on the host's cores.
+    fn threads(&self) -> usize {
+        let (shared, cores) = self.shared;
         let used = |(d, n): (usize, &usize)| if d == 0 { *n } else { n * cores };
-        let used: usize = self.running.iter().enumerate().filter(|(d, _)| shared.has(*d)).map(used).sum();
-        d == 0 || !shared.has(d) || used < cores
+        self.running.iter().enumerate().filter(|(d, _)| shared.has(*d)).map(used).sum()
     }
 }
 
@@ -119,6 +130,7 @@ impl Dispatcher {
                 running,
                 slots,
                 ends,
+                others: 0,
                 now: 0,
             }),
         }
@@ -131,18 +143,18 @@ impl Dispatcher {
         let runtime = core.runtime.clone();
         let load = |v: &std::sync::atomic::AtomicU64| v.load(Ordering::Relaxed);
         let now = runtime.now_ns();
-        let (near, counts, work) = {
+        let (near, counts, work, others) = {
             // SAFETY: the caller owns the node. Nothing is kept of this: once it is in the queue it may be another thread's.
             let own = unsafe { &mut *node.own.get() };
             let near = if self.mode == Mode::DataAware { nearest(core, node, own) } else { None };
             match own.adapt.take() {
                 Some(mut adapt) => {
                     let counts = adapt.weigh(now, situation(core, node, own), &|d| runtime.account(d));
-                    let work = adapt.work;
+                    let (work, others) = (adapt.work, (adapt.others * 1000.0) as u64);
                     own.adapt = Some(adapt);
-                    (near, counts, work)
+                    (near, counts, work, Some(others))
                 }
-                None => (near, [u64::MAX; MAX_PLACED], [0; MAX_PLACED]),
+                None => (near, [u64::MAX; MAX_PLACED], [0; MAX_PLACED], None),
             }
         };
         let mut ready = Ready {
@@ -162,6 +174,7 @@ impl Dispatcher {
             },
         };
         let mut i = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        i.others = others.unwrap_or(i.others);
         ready.turn = node.served.begin(i.now, 0);
         let accepted = i.queue.push(ready);
         drop(i);
@@ -361,4 +374,31 @@ fn situation(core: &Core, node: &Node, own: &Own) -> Situation {
         }
     }
     s
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_the_cores_by_another_name_begins_beside_busy_cores_only_where_others_want_them() {
+        let mut i = Inner {
+            queue: ReadyQueue::new(Mode::Adaptive, vec![1, 1, 1]),
+            running: vec![0; 3],
+            slots: vec![2, 1, 1],
+            ends: vec![Vec::new(); 3],
+            shared: (DeviceSet(0b11), 2),
+            others: 0,
+            now: 0,
+        };
+        let mut free = |running: [usize; 3], others: u64| {
+            (i.running, i.others) = (running.to_vec(), others);
+            assert_eq!((i.ahead(0).threads, i.ahead(0).others), ((running[0] + 2 * running[1]) as u64, others));
+            [0, 1, 2].map(|d| i.is_free(d))
+        };
+        assert_eq!(free([1, 0, 0], 0), [true; 3]);
+        assert_eq!(free([2, 0, 0], 900), [false, false, true]);
+        assert_eq!(free([2, 0, 0], 1000), [false, true, true]);
+        assert_eq!(free([1, 1, 1], u64::MAX), [true, false, false], "each as often as it may");
+    }
 }
