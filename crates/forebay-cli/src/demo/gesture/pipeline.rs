@@ -250,7 +250,7 @@ impl Pipeline {
 /// Room of each channel where nothing is said of it: at a camera's rate what waits is late; as fast as possible (no rate) it
 /// keeps everybody busy.
 pub fn capacity(rate: Option<f64>) -> usize {
-    if rate.is_some() { 1 } else { 4 }
+    if rate.is_some() { 1 } else { 2 }
 }
 
 /// Builds the graph with channels of `capacity`, with the kernels for all kinds of devices or for one.
