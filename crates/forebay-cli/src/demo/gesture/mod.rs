@@ -48,7 +48,7 @@ pub struct Options {
     /// Scheduling mode: first-available, fifo, priority, data-aware
     #[arg(long, default_value = "data-aware")]
     pub mode: Mode,
-    /// Room of each channel, datablocks; 1 at a camera's rate, and 4 as fast as possible, if nothing is said
+    /// Room of each channel, datablocks; 1 at a camera's rate, and 2 as fast as possible, if nothing is said
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub capacity: Option<u16>,
     /// Write a timeline for ui.perfetto.dev
