@@ -475,8 +475,8 @@ int32_t forebay_engine_new(const char *device,
 // Lets go of an engine; its memory and its streams stay good.
 void forebay_engine_free(forebay_engine *engine);
 
-// What a transfer is expected to take when nothing else is in flight, in nanoseconds: as a rule, and when it is slow (one in a
-// hundred or fewer). `to_host`: not 0 for from the device; `pinned`: not 0 for memory of `forebay_pinned_new`. Either place may
+// What a transfer is expected to take when nothing else is in flight, in nanoseconds: as a rule, and when it is as slow as
+// the slowest that was measured. `to_host`: not 0 for from the device; `pinned`: not 0 for memory of `forebay_pinned_new`. Either place may
 // be NULL.
 int32_t forebay_engine_cost(const forebay_engine *engine,
                             int32_t to_host,

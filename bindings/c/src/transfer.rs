@@ -102,8 +102,8 @@ pub unsafe extern "C" fn forebay_engine_free(engine: *mut forebay_engine) {
     unsafe { free(engine) }
 }
 
-/// What a transfer is expected to take when nothing else is in flight, in nanoseconds: as a rule, and when it is slow (one in a
-/// hundred or fewer). `to_host`: not 0 for from the device; `pinned`: not 0 for memory of `forebay_pinned_new`. Either place may
+/// What a transfer is expected to take when nothing else is in flight, in nanoseconds: as a rule, and when it is as slow as
+/// the slowest that was measured. `to_host`: not 0 for from the device; `pinned`: not 0 for memory of `forebay_pinned_new`. Either place may
 /// be NULL.
 ///
 /// # Safety

@@ -1,5 +1,8 @@
 //! The module under a real interpreter: its own tests, and the example.
 
+#[path = "../../../crates/forebay-hal/tests/stand_in/mod.rs"]
+mod stand_in;
+
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
@@ -23,11 +26,16 @@ fn module(name: &str) -> Option<PathBuf> {
     Some(dir)
 }
 
-fn python(dir: &PathBuf, arguments: &[&str]) -> Output {
+fn command(dir: &PathBuf, arguments: &[&str]) -> Command {
     let before = std::env::var("PYTHONPATH").unwrap_or_default();
     let mut c = Command::new("python3");
     c.args(arguments).env("PYTHONPATH", format!("{}:{before}", dir.display()));
-    c.env("FOREBAY_SOCKET", "").env("FOREBAY_MODELS", dir).output().unwrap()
+    c.env("FOREBAY_SOCKET", "").env("FOREBAY_MODELS", dir);
+    c
+}
+
+fn python(dir: &PathBuf, arguments: &[&str]) -> Output {
+    command(dir, arguments).output().unwrap()
 }
 
 fn text(o: &Output) -> String {
@@ -56,5 +64,27 @@ fn the_example_runs_on_every_device_that_there_is() {
         }
         assert_eq!(text(&o), "[1.0, 4.0, 9.0, 16.0, 25.0, 36.0, 49.0, 64.0]\n", "{device:?}");
     }
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+/// On the stand-in for a GPU.
+#[test]
+fn memory_of_a_cuda_device_is_an_array_for_others() {
+    const PROGRAM: &str = "
+import forebay
+e = forebay.Engine('cuda')
+m, p = e.memory(4096), e.pinned(64)
+a = m.__cuda_array_interface__
+assert a == {'shape': (4096,), 'typestr': '|u1', 'data': (m.address, False), 'version': 3}, a
+memoryview(p)[8:11] = b'abc'
+back = bytearray(3)
+with e.stream() as s:
+    s.write(m, memoryview(p)[8:], offset=100)
+    s.read(m, back, offset=100)
+print(bytes(back), m.address > 0)
+";
+    let (Some(dir), Some(driver)) = (module("cuda"), stand_in::build()) else { return };
+    let o = stand_in::output_under(driver, command(&dir, &["-c", PROGRAM]));
+    assert_eq!(text(&o), "b'abc' True\n");
     std::fs::remove_dir_all(dir).unwrap();
 }

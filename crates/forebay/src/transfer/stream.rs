@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay_hal::{Buffer, Direction, Fence, Kind, Method, Queue};
+use forebay_hal::{Buffer, Direction, Fence, Method, Queue};
 
 use super::curve::{Curves, Host, Way};
 use super::engine::{Engine, Known};
@@ -17,9 +17,6 @@ use crate::error::Result;
 
 /// One in so many transfers is timed, to notice when a machine no longer is what calibration found.
 const SAMPLE: u32 = 16;
-/// Of copies within the host's memory that take less than it takes to time them, one in so many.
-const SAMPLE_OF_SHORT: u32 = 128;
-const SHORT: usize = 4 << 10;
 /// Copies by the processor below this are made without asking how: nothing is faster than one `memcpy` for so few bytes, and the
 /// question would take a good part as long.
 const UNASKED: usize = 32 << 10;
@@ -68,7 +65,7 @@ impl Stream {
         let device = engine.device();
         let (queue, side, ring) = (device.queue()?, device.queue()?, Ring::new(&**device)?);
         let known = engine.known();
-        let at_once = device.info().kind == Kind::Cpu;
+        let at_once = engine.is_in_host_memory();
         Ok(Stream {
             // A number and nothing else: no order is needed.
             number: STREAMS.fetch_add(1, Ordering::Relaxed),
@@ -427,8 +424,7 @@ impl Stream {
             None
         };
         if let Some(way) = self.forced.or(quick) {
-            let every = if bytes <= SHORT && self.engine.is_in_host_memory() { SAMPLE_OF_SHORT } else { SAMPLE };
-            let sample = self.forced.is_none() && self.count.is_multiple_of(every);
+            let sample = self.forced.is_none() && self.count.is_multiple_of(SAMPLE);
             let begun = sample.then(Instant::now);
             // SAFETY: by the contract.
             let done = unsafe { self.go(&to, &[Piece { offset: 0, bytes: bytes as u64, way }]) };
