@@ -63,12 +63,13 @@ pub(crate) fn pursue(
 
 #[pymethods]
 impl Pursuit {
-    /// The last thousand decisions: when (seconds since the beginning), what the tracker said (or None), and in words what was
+    /// The last thousand decisions: when (seconds since the beginning), what the tracker said (None for NaN, for what it raised
+    /// and for no answer), and in words what was
     /// done and why. Empty when the goal was given up.
     fn log(&self) -> Vec<(f64, Option<f64>, String)> {
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let log = inner.as_ref().map(Inner::log).unwrap_or_default();
-        log.into_iter().map(|d| (d.at.as_secs_f64(), d.measured, d.line())).collect()
+        log.into_iter().map(|d| (d.at.as_secs_f64(), d.measured.filter(|m| !m.is_nan()), d.line())).collect()
     }
 
     /// Gives the goal up, and what was asked for it back.

@@ -336,7 +336,7 @@ class Accelerated(unittest.TestCase):
             self.assertEqual(levels, [1])
             self.assertTrue({TypeError, ZeroDivisionError} <= set(told), told)
             self.assertTrue(any(measured == 1 and "2 lanes" in why for _, measured, why in log), log)
-            self.assertTrue(any(measured is None for _, measured, _ in log), log)
+            self.assertGreaterEqual([measured for _, measured, _ in log].count(None), 2, log)
             self.assertEqual(pursuit.log(), [])
             time.sleep(0.7)
             n = len(asked)

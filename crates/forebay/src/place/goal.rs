@@ -9,6 +9,7 @@
 //! goes away is no refusal: shares are asked for again when it is back.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -20,6 +21,8 @@ use super::stub::Accelerated;
 
 /// Between two looks.
 pub const PERIOD: Duration = Duration::from_millis(500);
+/// How long a look waits for what the tracker says.
+const PATIENCE: Duration = Duration::from_millis(100);
 /// A goal is exceeded when it is by this part: less would go back and forth.
 const ROOM: f64 = 0.2;
 /// Points of a share that are asked for at a time.
@@ -388,10 +391,43 @@ impl Drop for Pursuit {
     }
 }
 
-/// What the tracker said last; it is asked by a thread of its own, for it may never answer.
-#[derive(Default)]
-struct Answer {
-    value: Mutex<Option<f64>>,
+/// Asks the tracker on a thread of its own, for it may never answer.
+///
+/// 1. One question is open at most: while the tracker is at one, no other is put.
+/// 2. An answer that does not come within [`PATIENCE`] counts at the look during or before which it comes.
+/// 3. A panic is no answer.
+struct Asked {
+    questions: SyncSender<()>,
+    answers: Receiver<Option<f64>>,
+    open: bool,
+}
+
+impl Asked {
+    fn new(mut tracker: impl FnMut() -> f64 + Send + 'static) -> std::io::Result<Asked> {
+        let (questions, asked) = sync_channel(1);
+        let (answer, answers) = sync_channel(1);
+        let answers_them = move || {
+            // Ends when nobody asks any more, or wants to hear the answer.
+            while asked.recv().is_ok() {
+                let said = std::panic::catch_unwind(std::panic::AssertUnwindSafe(&mut tracker)).ok();
+                if answer.send(said).is_err() {
+                    return;
+                }
+            }
+        };
+        std::thread::Builder::new().name("forebay-tracker".into()).spawn(answers_them)?;
+        Ok(Asked { questions, answers, open: false })
+    }
+
+    /// What it says now; nothing, while it is still at an earlier question or takes too long for this one.
+    fn ask(&mut self) -> Option<f64> {
+        if !self.open {
+            self.open = self.questions.try_send(()).is_ok();
+        }
+        let said = self.answers.recv_timeout(PATIENCE).ok()?;
+        self.open = false;
+        said
+    }
 }
 
 /// What the service is told of who asks.
@@ -434,26 +470,12 @@ impl Accelerated {
     pub fn pursue(
         &self,
         goal: Goal,
-        mut tracker: impl FnMut() -> f64 + Send + 'static,
+        tracker: impl FnMut() -> f64 + Send + 'static,
         lowest: u32,
         mut fidelity: impl FnMut(u32) + Send + 'static,
     ) -> std::io::Result<Pursuit> {
         let (stop, log) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
-        let answer = Arc::new(Answer::default());
-        let asks = {
-            let (stop, answer) = (stop.clone(), answer.clone());
-            move || {
-                loop {
-                    std::thread::sleep(PERIOD);
-                    if stop.load(Ordering::Relaxed) {
-                        return;
-                    }
-                    let said = std::panic::catch_unwind(std::panic::AssertUnwindSafe(&mut tracker)).ok();
-                    *answer.value.lock().unwrap_or_else(PoisonError::into_inner) = said;
-                }
-            }
-        };
-        std::thread::Builder::new().name("forebay-tracker".into()).spawn(asks)?;
+        let mut asked = Asked::new(tracker)?;
         let mut service = Connection::open(NAME).ok();
         let mut optimizer = Optimizer::new(goal, self.lanes().1, service.is_some(), lowest);
         self.spread(1);
@@ -478,7 +500,7 @@ impl Accelerated {
                     if let Some(s) = &service {
                         optimizer.has(own_part(s).unwrap_or(0));
                     }
-                    let said = answer.value.lock().unwrap_or_else(PoisonError::into_inner).take();
+                    let said = asked.ask();
                     let mut decision = optimizer.step(begun.elapsed(), said);
                     match decision.action {
                         Some(Action::Spread(n)) => task.spread(n),
@@ -650,6 +672,30 @@ mod tests {
             }
         }
         assert_eq!(asked, [10, 20, 30, 100]);
+    }
+
+    #[test]
+    fn a_tracker_is_asked_once_at_a_time_and_heard_when_it_answers() {
+        let (tells, told) = std::sync::mpsc::channel();
+        let mut n = 0.0;
+        let mut asked = Asked::new(move || {
+            n += 1.0;
+            assert!(n < 4.0);
+            told.recv().map_or(f64::NAN, |()| n)
+        })
+        .unwrap();
+        // However late this thread gets its turn.
+        let heard = |asked: &mut Asked| (0..100).find_map(|_| asked.ask());
+        tells.send(()).unwrap();
+        assert_eq!(heard(&mut asked), Some(1.0));
+        // It takes longer than a look waits, and is not asked again meanwhile.
+        assert_eq!([asked.ask(), asked.ask()], [None, None]);
+        tells.send(()).unwrap();
+        assert_eq!(heard(&mut asked), Some(2.0));
+        tells.send(()).unwrap();
+        assert_eq!(heard(&mut asked), Some(3.0));
+        // It panics: that is no answer, and it may be asked again.
+        assert!((0..100).any(|_| asked.ask().is_none() && !asked.open));
     }
 
     #[test]
