@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut, Range};
+use std::ptr::NonNull;
 use std::sync::{Mutex, PoisonError};
 
 use forebay_hal::{Buffer, Device};
@@ -14,16 +15,25 @@ pub struct Pinned {
     // Goes first.
     locked: Option<Locked>,
     pub(super) buffer: Buffer,
+    // Of the buffer, which is asked once: the question takes as long as a copy of a few bytes.
+    at: NonNull<u8>,
+    bytes: usize,
 }
+
+// SAFETY: it owns the bytes at `at`, as a `Vec` would: they are the buffer's, which is `Send` and `Sync`, and `&Pinned` only
+// reads them.
+unsafe impl Send for Pinned {}
+// SAFETY: as above.
+unsafe impl Sync for Pinned {}
 
 impl Pinned {
     pub(super) fn new(device: &dyn Device, bytes: usize) -> Result<Self> {
         let buffer = device.alloc_host(bytes)?;
-        if buffer.host_ptr().is_none() {
+        let Some(at) = buffer.host_ptr() else {
             let what = "page-locked memory without an address".into();
             return Err(forebay_hal::Error::Invalid { device: device.info().name.clone(), what }.into());
-        }
-        Ok(Pinned { locked: None, buffer })
+        };
+        Ok(Pinned { locked: None, at, bytes: buffer.len(), buffer })
     }
 
     /// Touches every page and asks the system to keep it in memory, for as long as this lives; whether it does.
@@ -41,7 +51,7 @@ impl Pinned {
 
     /// Where it begins, for those who cannot borrow it. Whoever writes there sees to it that nobody else uses it meanwhile.
     pub fn address(&self) -> *mut u8 {
-        self.buffer.host_ptr().map_or(std::ptr::NonNull::dangling().as_ptr(), |p| p.as_ptr())
+        self.at.as_ptr()
     }
 
     /// A part of it, to be sent.
@@ -125,19 +135,16 @@ impl Drop for Locked {
 impl Deref for Pinned {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // An address is there (`new`).
-        let Some(p) = self.buffer.host_ptr() else { return &[] };
         // SAFETY: all bytes are initialised; nobody else reaches them: the buffer has no other handle but in queues,
         // which hold it while they use it, and meanwhile `Pinned` is held by `InFlight` or borrowed.
-        unsafe { std::slice::from_raw_parts(p.as_ptr(), self.buffer.len()) }
+        unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.bytes) }
     }
 }
 
 impl DerefMut for Pinned {
     fn deref_mut(&mut self) -> &mut [u8] {
-        let Some(p) = self.buffer.host_ptr() else { return &mut [] };
         // SAFETY: as above.
-        unsafe { std::slice::from_raw_parts_mut(p.as_ptr(), self.buffer.len()) }
+        unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.bytes) }
     }
 }
 

@@ -402,11 +402,13 @@ impl Stream {
         bytes: usize,
         host: Host,
     ) -> Result<()> {
-        self.check(device, offset, bytes)?;
         if bytes < self.unasked {
+            // The queue looks at the range, too: once is enough while nothing is wrong.
             // SAFETY: by the contract; it is done when this returns.
-            return unsafe { Ok(self.queue.transfer(Method::Engine, direction, device, offset, p, bytes)?) };
+            let done = unsafe { self.queue.transfer(Method::Engine, direction, device, offset, p, bytes) };
+            return done.or_else(|e| self.check(device, offset, bytes).and(Err(e.into())));
         }
+        self.check(device, offset, bytes)?;
         if bytes == 0 {
             return Ok(());
         }
