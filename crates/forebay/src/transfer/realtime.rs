@@ -141,7 +141,7 @@ fn promote(before: &Before) -> Scheduling {
 impl RealTime {
     pub(super) fn new(engine: &Arc<Engine>, budget: Budget) -> Result<Self> {
         let mut stream = engine.stream()?;
-        stream.set_wait(Wait::spinning(budget.spin));
+        stream.set_wait(Wait::spinning(stream.engine().device().info().kind, budget.spin));
         let locked = Locked::new(stream.ring().memory());
         let before = Before::now();
         let scheduling = promote(&before);

@@ -75,7 +75,7 @@ impl Stream {
             known,
             at_once,
             unasked: if at_once { UNASKED } else { 0 },
-            wait: Wait::SHORTLY,
+            wait: Wait::shortly(device.info().kind),
             deadline: None,
             forced: None,
             in_flight: VecDeque::with_capacity(MAX_IN_FLIGHT),

@@ -2,40 +2,56 @@
 
 use std::time::{Duration, Instant};
 
-use forebay_hal::{Fence, Queue};
+use forebay_hal::{Fence, Kind, Queue};
 
 use crate::error::Result;
 
 /// Most copies worth waiting for end within this; a blocking wake-up takes longer.
 const SHORT: Duration = Duration::from_micros(20);
+/// The same for OpenCL, whose commands take longer to begin: through PoCL a wake-up took 20 to 45 µs.
+const SHORT_OPENCL: Duration = Duration::from_micros(50);
 /// How often a spinning wait looks at the clock: seldom, since that costs as much as asking the device.
 const LOOKS: u32 = 32;
+/// Between two questions to an OpenCL driver: each takes a lock that the driver's own threads need to end the command.
+const APART_OPENCL: Duration = Duration::from_micros(2);
 
 /// How long to spin before blocking.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wait(Duration);
+pub(super) struct Wait {
+    limit: Duration,
+    /// Between two questions.
+    apart: Duration,
+}
 
 impl Wait {
     /// A little.
-    pub(super) const SHORTLY: Wait = Wait(SHORT);
+    pub(super) fn shortly(kind: Kind) -> Wait {
+        Wait::spinning(kind, if kind == Kind::OpenCl { SHORT_OPENCL } else { SHORT })
+    }
 
     /// For as long as this, and no longer: whoever has real-time priority keeps others from running meanwhile.
-    pub(super) fn spinning(limit: Duration) -> Self {
-        Wait(limit)
+    pub(super) fn spinning(kind: Kind, limit: Duration) -> Wait {
+        Wait { limit, apart: if kind == Kind::OpenCl { APART_OPENCL } else { Duration::ZERO } }
     }
 
     pub(super) fn until(self, queue: &mut dyn Queue, fence: Fence) -> Result<()> {
         if queue.done(fence)? {
             return Ok(());
         }
-        let begun = Instant::now();
-        while begun.elapsed() < self.0 {
-            for _ in 0..LOOKS {
+        let mut now = Instant::now();
+        let (end, looks) = (now + self.limit, if self.apart.is_zero() { LOOKS } else { 1 });
+        while now < end {
+            let next = now + self.apart;
+            for _ in 0..looks {
+                std::hint::spin_loop();
+                while !self.apart.is_zero() && Instant::now() < next {
+                    std::hint::spin_loop();
+                }
                 if queue.done(fence)? {
                     return Ok(());
                 }
-                std::hint::spin_loop();
             }
+            now = Instant::now();
         }
         Ok(queue.wait(fence)?)
     }
