@@ -501,6 +501,10 @@ impl Accelerated {
                         optimizer.has(own_part(s).unwrap_or(0));
                     }
                     let said = asked.ask();
+                    if stop.load(Ordering::Relaxed) {
+                        // Given up while the tracker was asked: nothing more is done, and the next round gives back.
+                        continue;
+                    }
                     let mut decision = optimizer.step(begun.elapsed(), said);
                     match decision.action {
                         Some(Action::Spread(n)) => task.spread(n),

@@ -38,20 +38,20 @@ impl Wait {
         if queue.done(fence)? {
             return Ok(());
         }
-        let mut now = Instant::now();
-        let (end, looks) = (now + self.limit, if self.apart.is_zero() { LOOKS } else { 1 });
-        while now < end {
-            let next = now + self.apart;
+        let begun = Instant::now();
+        let (mut asked, looks) = (begun, if self.apart.is_zero() { LOOKS } else { 1 });
+        // Whoever sets a budget may set any: a limit is compared with, not added to a time, which could be too late for one.
+        while asked - begun < self.limit {
             for _ in 0..looks {
                 std::hint::spin_loop();
-                while !self.apart.is_zero() && Instant::now() < next {
+                while !self.apart.is_zero() && asked.elapsed() < self.apart {
                     std::hint::spin_loop();
                 }
                 if queue.done(fence)? {
                     return Ok(());
                 }
             }
-            now = Instant::now();
+            asked = Instant::now();
         }
         Ok(queue.wait(fence)?)
     }
