@@ -56,3 +56,24 @@ impl Wait {
         Ok(queue.wait(fence)?)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use forebay_hal::{Direction, Method, discover};
+
+    use super::*;
+
+    #[test]
+    fn a_limit_may_be_as_long_as_there_are_durations() {
+        // On the simulated device time goes on only when somebody blocks.
+        for d in discover(&[Kind::Cpu, Kind::OpenCl, Kind::Cuda]).0 {
+            let (memory, mut queue, mut from) = (d.alloc(1 << 20).unwrap(), d.queue().unwrap(), vec![1u8; 1 << 20]);
+            // SAFETY: both have the bytes, and they are awaited below.
+            unsafe { queue.transfer(Method::Engine, Direction::ToDevice, &memory, 0, from.as_mut_ptr(), 1 << 20) }
+                .unwrap();
+            let fence = queue.fence().unwrap();
+            Wait::spinning(d.info().kind, Duration::MAX).until(&mut *queue, fence).unwrap();
+            assert!(queue.done(fence).unwrap());
+        }
+    }
+}
