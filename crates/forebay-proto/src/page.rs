@@ -7,7 +7,7 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering};
 /// Bytes of every page.
 pub const PAGE: usize = 4096;
 /// Devices on the global page, and accounts of a program.
-pub const MAX_DEVICES: usize = 8;
+pub const MAX_DEVICES: usize = 24;
 
 /// Something that may lie in shared memory.
 ///

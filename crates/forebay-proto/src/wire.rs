@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 /// Version of the protocol. Another one is refused: program and service come from one build.
-pub const VERSION: u16 = 6;
+pub const VERSION: u16 = 7;
 /// Longest request, bytes.
 pub const MAX_REQUEST: usize = 512;
 /// Longest reply, bytes.

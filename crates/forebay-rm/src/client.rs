@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::error::{Error, Result};
 use crate::rm::{ControlFile, Rm, alloc, control};
+use crate::several;
 use crate::sys::{
     CLASS_CLIENT, CLASS_DEVICE, CLASS_SUBDEVICE, CMD_DISABLE_CHANNELS, CMD_HANDLE_INFO, CMD_ID_INFO, Card, DeviceAlloc,
-    DisableChannels, FIRST_OBJECT, Free, HandleInfo, INFO_CLASS, IdInfo, MAX_CHANNELS, RawHandle, SERIES,
+    DisableChannels, FIRST_OBJECT, Free, HandleInfo, INFO_CLASS, INFO_PARENT, IdInfo, MAX_CHANNELS, RawHandle, SERIES,
     SubdeviceAlloc,
 };
 use crate::target::Handle;
@@ -20,6 +21,8 @@ pub struct Client {
     device: RawHandle,
     subdevice: RawHandle,
     card: Card,
+    /// Whether the machine has more GPUs than this one.
+    several: bool,
     /// Objects named so far, beyond those above.
     named: AtomicU32,
 }
@@ -41,11 +44,12 @@ impl Client {
             path: format!("/dev/nvidia{gpu}"),
             why: std::io::Error::new(std::io::ErrorKind::NotFound, "the driver lists no such card"),
         };
+        let several = cards.len() > 1;
         let card = cards.into_iter().find(|c| c.minor == gpu).ok_or_else(none)?;
         let mut nothing = [0u8; 0];
         let handle = alloc(&*file, "allocate client", [0; 3], CLASS_CLIENT, &mut nothing)?;
         // From here on dropping the client frees what it has.
-        let mut client = Client { rm, file, handle, device: 0, subdevice: 0, card, named: AtomicU32::new(0) };
+        let mut client = Client { rm, file, handle, device: 0, subdevice: 0, card, several, named: AtomicU32::new(0) };
         let mut id = IdInfo { gpu: client.card.gpu, ..IdInfo::default() };
         control(&*client.file, "get id info", handle, handle, CMD_ID_INFO, &mut id)?;
         let mut params = DeviceAlloc { device: id.device, client_share: handle, ..DeviceAlloc::default() };
@@ -61,12 +65,20 @@ impl Client {
                 return Err(Error::UnknownDriver { found, known: SERIES });
             }
         }
+        if several && several::gpu_of(&*client.file, handle, client.subdevice)? != Some(client.card.gpu) {
+            return Err(Error::UnknownDriver { found, known: SERIES });
+        }
         Ok(client)
     }
 
     /// The GPU's entry in the driver's list.
     pub fn card(&self) -> &Card {
         &self.card
+    }
+
+    /// The GPU, where the machine has others: then not everything that a process has is this one's.
+    pub(crate) fn among_several(&self) -> Option<u32> {
+        self.several.then_some(self.card.gpu)
     }
 
     /// The kernel beneath.
@@ -154,7 +166,16 @@ impl Drop for Client {
 
 /// The class of an object of a client on this file; none if there is no such object.
 pub(crate) fn class_of(file: &dyn ControlFile, client: RawHandle, object: RawHandle) -> Result<Option<u32>> {
-    let mut info = HandleInfo { object, index: INFO_CLASS, answer: 0 };
+    info_of(file, client, object, INFO_CLASS)
+}
+
+/// What an object of a client on this file hangs from; none if there is no such object.
+pub(crate) fn parent_of(file: &dyn ControlFile, client: RawHandle, object: RawHandle) -> Result<Option<RawHandle>> {
+    info_of(file, client, object, INFO_PARENT)
+}
+
+fn info_of(file: &dyn ControlFile, client: RawHandle, object: RawHandle, index: u32) -> Result<Option<u32>> {
+    let mut info = HandleInfo { object, index, answer: 0 };
     match control(file, "get handle info", client, client, CMD_HANDLE_INFO, &mut info) {
         Ok(()) => Ok(Some(info.answer as u32)),
         Err(Error::Status { .. }) => Ok(None),

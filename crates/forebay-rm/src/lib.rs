@@ -23,7 +23,9 @@
 //!    therefore works, and can be undone, whatever has become of the duplicates.
 //! 4. A suspended channel stays suspended, and a slice stays as set, when everybody who set them has gone. So something
 //!    must always be left that undoes both: here the drop of [`Suspension`] and of [`Slices`], above this crate a guardian.
-//! 5. Discovery only reads. Handles are looked for in bounded ranges, downwards from our own client's, because a question
+//! 5. A process has what it has on all its GPUs in one client. What is done to it on a GPU is done to the channels of that
+//!    GPU only; where the machine has several, each channel's ancestors are asked for whose they are.
+//! 6. Discovery only reads. Handles are looked for in bounded ranges, downwards from our own client's, because a question
 //!    about a client that does not exist leaves a line in the kernel's log.
 
 // A panic here would be the end of somebody else's process.
@@ -40,6 +42,7 @@ mod finder;
 pub mod holds;
 mod host;
 mod rm;
+mod several;
 mod switches;
 pub mod sys;
 mod target;

@@ -1,5 +1,6 @@
 //! The driver's ABI, as far as it is used: restated from NVIDIA's open kernel modules, tag 580.142 (`nvos.h`,
-//! `nv_escape.h`, `ctrl0000client.h`, `ctrl0000gpu.h`, `ctrl0000unix.h`, `ctrl2080fifo.h`, `ctrla06cgpfifo.h`, `cl0080.h`, `cl2080.h`).
+//! `nv_escape.h`, `ctrl0000client.h`, `ctrl0000gpu.h`, `ctrl0000unix.h`, `ctrl2080fifo.h`, `ctrl2080gpu.h`, `ctrla06cgpfifo.h`, `cl0080.h`,
+//! `cl2080.h`).
 //!
 //! **Other series.** Every size and offset that is asserted below, and every number, was computed from the headers of 555.58.02,
 //! too, with a C compiler, and compared with those that others have extracted from 570 and 610 (all but the event buffer's,
@@ -72,6 +73,8 @@ pub const CMD_SET_TIMESLICE: u32 = 0xA06C_0103;
 pub const CMD_GET_TIMESLICE: u32 = 0xA06C_0104;
 /// Makes an object of another client, exported as a file descriptor, one of ours, [`ImportObject`].
 pub const CMD_IMPORT_OBJECT: u32 = 0x3D06;
+/// Which GPU a subdevice is of (read-only), [`GpuId`].
+pub const CMD_GPU_ID: u32 = 0x2080_0142;
 /// Takes channels off the GPU or lets them back on, [`DisableChannels`].
 pub const CMD_DISABLE_CHANNELS: u32 = 0x2080_110B;
 
@@ -276,6 +279,14 @@ pub struct IdInfo {
     pub numa: i32,
 }
 
+/// `NV2080_CTRL_GPU_GET_ID_PARAMS`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+pub struct GpuId {
+    /// As in [`Card::gpu`].
+    pub gpu: u32,
+}
+
 /// Parameters of both time-slice commands.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
@@ -368,6 +379,7 @@ layout! {
     SubdeviceAlloc, 4;
     HandleInfo, 16, answer at 8;
     IdInfo, 32, device at 8;
+    GpuId, 4;
     Timeslice, 8;
     DisableChannels, 536, count at 4, only_scheduling at 8, event at 16, clients at 24, channels at 280;
     Card, 72, domain at 4, gpu at 16, registers at 24, minor at 56;

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use crate::client::{Client, class_of};
 use crate::error::{Error, Result};
 use crate::rm::{ControlFile, control};
+use crate::several;
 use crate::sys::{
-    CLASS_GROUP, CMD_GET_TIMESLICE, CMD_HANDLE_INFO, CMD_SET_TIMESLICE, FIRST_CLIENT, FIRST_OBJECT, HandleInfo,
-    INFO_PARENT, RawHandle, Timeslice, is_channel,
+    CLASS_GROUP, CLASS_SUBDEVICE, CMD_GET_TIMESLICE, CMD_HANDLE_INFO, CMD_SET_TIMESLICE, FIRST_CLIENT, FIRST_OBJECT,
+    HandleInfo, INFO_PARENT, RawHandle, Timeslice, is_channel,
 };
 
 /// Clients looked at, downwards from a little above the newest.
@@ -47,7 +48,7 @@ pub struct ChannelGroup {
     pub slice_us: u64,
 }
 
-/// What a process has on a GPU, as found at one moment.
+/// What a process has on the client's GPU, as found at one moment.
 #[derive(Clone, Debug)]
 pub struct Target {
     pid: u32,
@@ -119,7 +120,7 @@ impl Target {
         let mut mine: HashSet<RawHandle> = HashSet::new();
         for file in &files {
             for client in search.clients.iter().filter(|c| !known.contains(c)) {
-                t.ask(&**file, *client, &mut mine)?;
+                t.ask(own, &**file, *client, &mut mine)?;
             }
         }
         if search.further > 0 {
@@ -127,7 +128,7 @@ impl Target {
             let next = search.next_further(*around(own.handle()).start());
             for file in &files {
                 for client in next.clone().rev().filter(|c| !known.contains(c)) {
-                    t.ask(&**file, client, &mut mine)?;
+                    t.ask(own, &**file, client, &mut mine)?;
                 }
             }
         } else if !search.nowhere_else {
@@ -142,7 +143,7 @@ impl Target {
                 let ours = |c: RawHandle| c == own.handle() || c == newest;
                 for file in &files {
                     for client in window.clone().rev().filter(|c| !asked(*c) && !ours(*c) && !known.contains(c)) {
-                        t.ask(&**file, client, &mut mine)?;
+                        t.ask(own, &**file, client, &mut mine)?;
                     }
                 }
             }
@@ -156,39 +157,55 @@ impl Target {
     }
 
     /// Looks into a client, if it is one of this file and was not found before.
-    fn ask(&mut self, file: &dyn ControlFile, client: RawHandle, mine: &mut HashSet<RawHandle>) -> Result<()> {
+    fn ask(
+        &mut self,
+        own: &Client,
+        file: &dyn ControlFile,
+        client: RawHandle,
+        mine: &mut HashSet<RawHandle>,
+    ) -> Result<()> {
         if mine.contains(&client) {
             return Ok(());
         }
         self.calls += 1;
         if class_of(file, client, client)?.is_some() {
             mine.insert(client);
-            self.look_into(file, client)?;
+            self.look_into(own, file, client)?;
         }
         Ok(())
     }
 
-    fn look_into(&mut self, file: &dyn ControlFile, client: RawHandle) -> Result<()> {
-        let mut misses = 0;
+    fn look_into(&mut self, own: &Client, file: &dyn ControlFile, client: RawHandle) -> Result<()> {
+        let (mut objects, mut misses) = (Vec::new(), 0);
         for object in FIRST_OBJECT..FIRST_OBJECT + MAX_OBJECTS {
             self.calls += 1;
-            let handle = Handle { client, object };
             match class_of(file, client, object)? {
                 None => misses += 1,
                 Some(class) => {
                     misses = 0;
-                    if class == CLASS_GROUP {
-                        let mut slice = Timeslice::default();
-                        control(file, "get time slice", client, object, CMD_GET_TIMESLICE, &mut slice)?;
-                        self.calls += 1;
-                        self.groups.push(ChannelGroup { handle, slice_us: slice.us });
-                    } else if is_channel(class) {
-                        self.channels.push(handle);
+                    if class == CLASS_GROUP || class == CLASS_SUBDEVICE || is_channel(class) {
+                        objects.push((object, class));
                     }
                 }
             }
             if misses >= MAX_MISSES {
                 break;
+            }
+        }
+        if let Some(gpu) = own.among_several() {
+            let (here, calls) = several::on_gpu(file, client, &objects, gpu)?;
+            self.calls += calls;
+            objects.retain(|(object, _)| here.contains(object));
+        }
+        for (object, class) in objects {
+            let handle = Handle { client, object };
+            if class == CLASS_GROUP {
+                let mut slice = Timeslice::default();
+                control(file, "get time slice", client, object, CMD_GET_TIMESLICE, &mut slice)?;
+                self.calls += 1;
+                self.groups.push(ChannelGroup { handle, slice_us: slice.us });
+            } else if is_channel(class) {
+                self.channels.push(handle);
             }
         }
         Ok(())

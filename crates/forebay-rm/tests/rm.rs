@@ -91,6 +91,65 @@ fn a_process_without_channels_tells_its_clients() {
     assert!(Target::search(&own, 30, &known, &mut search).is_err());
 }
 
+/// A machine with two GPUs: one program uses both, one the first, one the second.
+fn with_two() -> (FakeRm, [Arc<Client>; 2]) {
+    let rm = FakeRm::with_gpus(2);
+    rm.start(10, 2, 3, Load::saturating(1000));
+    rm.use_gpu(1, 10, 1, 4, Load::saturating(1000));
+    rm.start(20, 1, 5, Load::saturating(1000));
+    rm.start(30, 0, 0, Load::IDLE);
+    rm.use_gpu(1, 30, 1, 5, Load::saturating(1000));
+    let open = |gpu| Arc::new(Client::open(Arc::new(rm.clone()), gpu).unwrap());
+    let own = [open(0), open(1)];
+    (rm, own)
+}
+
+#[test]
+fn of_a_process_on_two_gpus_only_what_it_has_on_this_one_is_found() {
+    let (rm, own) = with_two();
+    let has = |gpu: usize, pid| {
+        let t = find(&own[gpu], pid);
+        (t.groups().len(), t.channels().len())
+    };
+    assert_eq!([has(0, 10), has(1, 10), has(0, 20), has(1, 30)], [(2, 6), (1, 4), (1, 5), (1, 5)]);
+    let none = |gpu: usize, pid| matches!(Target::find(&own[gpu], pid, &HashSet::new()), Err(Error::NoChannels { .. }));
+    assert!(none(1, 20) && none(0, 30));
+    let progress = |pid| {
+        let before = [0, 1].map(|gpu| rm.gpu_time_on(gpu, pid).unwrap());
+        rm.run(500_000);
+        [0, 1].map(|gpu| rm.gpu_time_on(gpu, pid).unwrap() - before[gpu] > 0)
+    };
+    assert_eq!(progress(10), [true, true]);
+    let off = find(&own[0], 10).suspend(&own[0]).unwrap();
+    assert_eq!(progress(10), [false, true]);
+    let short = find(&own[1], 10).slice(&own[1], 100).unwrap();
+    let slices = |gpu: usize| find(&own[gpu], 10).groups().iter().map(|g| g.slice_us).collect::<HashSet<_>>();
+    assert_eq!([slices(0), slices(1)], [HashSet::from([DEFAULT_SLICE_US]), HashSet::from([100])]);
+    drop((off, short));
+    assert_eq!(progress(10), [true, true]);
+    assert!(!rm.is_sliced(10));
+}
+
+/// The driver itself refuses a list with a channel of another GPU; so it has to be known whose each one is.
+#[test]
+fn a_list_with_another_gpus_channel_is_refused_and_changes_nothing() {
+    let (rm, own) = with_two();
+    let elsewhere = find(&own[1], 30);
+    assert!(elsewhere.suspend(&own[0]).is_err());
+    assert!(!rm.is_suspended(30));
+}
+
+#[test]
+fn on_a_machine_with_one_gpu_nobody_is_asked_whose_a_channel_is() {
+    use forebay_rm::sys::CMD_GPU_ID;
+    let (rm, own) = setup();
+    find(&own, 10);
+    assert_eq!(rm.calls(CMD_GPU_ID), 0);
+    let (rm, own) = with_two();
+    find(&own[0], 10);
+    assert!(rm.calls(CMD_GPU_ID) > 0);
+}
+
 #[test]
 fn a_suspended_process_makes_no_progress_until_it_is_resumed_or_the_guard_is_dropped() {
     let (rm, own) = setup();

@@ -1,5 +1,6 @@
 //! The service as a program: arguments, signals, systemd.
 
+use std::collections::BTreeSet;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -39,10 +40,10 @@ pub struct Arguments {
     /// Serve figures for Prometheus over HTTP on a local socket: curl --unix-socket PATH http://localhost/metrics
     #[arg(long, value_name = "PATH")]
     metrics: Option<PathBuf>,
-    /// An NVIDIA GPU (N of /dev/nvidiaN) to divide among whoever uses it, by taking processes off it in turn; takes root, else
+    /// An NVIDIA GPU (N of /dev/nvidiaN, or all; may be said several times) to divide among whoever uses it, by taking processes off it in turn; takes root, else
     /// it is your own programs. So far this has been tried on a model of the driver and on stand-ins only
-    #[arg(long = "gpu", value_name = "N")]
-    gpus: Vec<u32>,
+    #[arg(long = "gpu", value_name = "N", value_parser = gpu)]
+    gpus: Vec<GpuName>,
     /// How GPUs are divided
     #[arg(long, value_enum, default_value_t = LevelName::Auto)]
     level: LevelName,
@@ -65,6 +66,21 @@ pub struct Arguments {
     /// End, in order, with whoever started this
     #[arg(long, hide = true)]
     with_parent: bool,
+}
+
+/// GPUs as they are said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum GpuName {
+    Number(u32),
+    All,
+}
+
+fn gpu(text: &str) -> Result<GpuName, String> {
+    if text == "all" {
+        return Ok(GpuName::All);
+    }
+    let number = text.parse().map(GpuName::Number);
+    number.map_err(|_| format!("{text:?} is neither a number, as in /dev/nvidia0, nor \"all\""))
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
@@ -96,7 +112,33 @@ fn device(text: &str) -> Result<(String, u32), String> {
     Ok((name.to_owned(), units))
 }
 
+/// Numbers of the GPUs that have a device file in this folder.
+fn nodes(folder: &Path) -> Vec<u32> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter_map(|e| e.file_name().to_str()?.strip_prefix("nvidia")?.parse().ok()).collect()
+}
+
 impl Arguments {
+    /// The GPUs that are meant, each once.
+    fn numbers(&self, driver: &dyn Fn() -> Result<Arc<dyn Rm>, String>) -> Result<BTreeSet<u32>, String> {
+        let mut numbers = BTreeSet::new();
+        for gpu in &self.gpus {
+            match gpu {
+                GpuName::Number(n) => drop(numbers.insert(*n)),
+                // Asked of nobody: it may be a driver that is not known.
+                GpuName::All if self.fake_rm.is_none() => numbers.extend(nodes(Path::new("/dev"))),
+                GpuName::All => {
+                    let cards = driver()?.cards().map_err(|e| e.to_string())?;
+                    numbers.extend(cards.iter().map(|c| c.minor));
+                }
+            }
+        }
+        if numbers.is_empty() && !self.gpus.is_empty() {
+            return Err("there is no NVIDIA GPU: no /dev/nvidiaN".into());
+        }
+        Ok(numbers)
+    }
+
     fn options(&self) -> Result<Options, String> {
         let named = std::env::var_os(forebay_proto::SOCKET_VARIABLE).filter(|v| !v.is_empty()).map(PathBuf::from);
         let socket = match (&self.socket, self.user) {
@@ -211,7 +253,7 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     };
     // Before anything else: they must have nothing of ours.
     let mut guardians = Vec::new();
-    for &gpu in &arguments.gpus {
+    for gpu in arguments.numbers(&driver)? {
         // SAFETY: nothing here has started a thread, and this is called by `main`.
         let (lock, guardian) =
             unsafe { guard(gpu, arguments.level, apart, &driver) }.map_err(|e| format!("GPU {gpu}: {e}"))?;
@@ -267,6 +309,35 @@ mod tests {
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
     use super::*;
+
+    #[test]
+    fn all_gpus_are_those_with_a_device_file_and_each_is_meant_once() {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            arguments: Arguments,
+        }
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["nvidia0", "nvidia12", "nvidiactl", "nvidia-uvm", "nvidia-caps", "null"] {
+            std::fs::write(dir.path().join(name), "").unwrap();
+        }
+        let mut found = nodes(dir.path());
+        found.sort_unstable();
+        assert_eq!(found, [0, 12]);
+        assert!(nodes(&dir.path().join("nowhere")).is_empty());
+        let numbers = |said: &[&str]| {
+            let line = <Line as clap::Parser>::try_parse_from([&["x"], said].concat()).map_err(|e| e.to_string())?;
+            line.arguments.numbers(&|| Err("nobody is asked".into()))
+        };
+        assert_eq!(numbers(&["--gpu", "1", "--gpu", "0", "--gpu", "1"]).unwrap(), BTreeSet::from([0, 1]));
+        assert_eq!(numbers(&[]).unwrap(), BTreeSet::new());
+        assert!(numbers(&["--gpu", "first"]).unwrap_err().contains("neither a number"));
+        let here = nodes(Path::new("/dev"));
+        match numbers(&["--gpu", "all"]) {
+            Ok(all) => assert_eq!(all, here.into_iter().collect()),
+            Err(why) => assert!(here.is_empty() && why.contains("no NVIDIA GPU"), "{why}"),
+        }
+    }
 
     #[test]
     fn a_folder_for_the_socket_is_the_users_own_or_refused() {

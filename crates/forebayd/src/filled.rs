@@ -43,6 +43,15 @@ impl<L: Meter, S: Meter> Meter for Filled<L, S> {
         self.samples.refresh(to_the_moment);
     }
 
+    fn glance(&mut self) {
+        self.log.glance();
+        self.samples.glance();
+    }
+
+    fn glance_every_ns(&self) -> Option<u64> {
+        self.log.glance_every_ns().into_iter().chain(self.samples.glance_every_ns()).min()
+    }
+
     fn used_ns(&mut self, pid: u32) -> Option<u64> {
         let log = self.log.used_ns(pid)?;
         let now = (log, self.samples.used_ns(pid).unwrap_or(log), self.log.switches(pid));

@@ -33,6 +33,7 @@ pub mod nvml;
 pub mod samples;
 pub mod server;
 pub mod service;
+pub mod spans;
 pub mod steer;
 pub mod system;
 pub mod trial;

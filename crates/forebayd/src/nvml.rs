@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 use nvml_wrapper::Nvml;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::samples::{Sample, Samples};
 
-/// The driver samples a few times a second; to ask is two calls of it.
-const LEAST_BETWEEN: Duration = Duration::from_millis(100);
+/// The driver samples a few times a second; to ask is two calls of it. Windows may be shorter.
+const LEAST_BETWEEN: Duration = Duration::from_millis(50);
 
 /// A GPU by its number (N of `/dev/nvidiaN`).
 #[derive(Clone)]
@@ -53,6 +54,15 @@ impl Gpu {
 }
 
 impl Samples for Gpu {
+    fn clocks_us(&self) -> [u64; 2] {
+        let of = |id| {
+            let t = clock_gettime(id);
+            let [seconds, ns] = [t.tv_sec, t.tv_nsec].map(|v| u64::try_from(v).unwrap_or(0));
+            seconds.saturating_mul(1_000_000).saturating_add(ns / 1000)
+        };
+        [of(ClockId::Realtime), of(ClockId::Monotonic)]
+    }
+
     fn since(&mut self, since_us: u64) -> Result<Vec<Sample>, String> {
         if self.asked.is_some_and(|at| at.elapsed() < LEAST_BETWEEN) {
             return Ok(Vec::new());

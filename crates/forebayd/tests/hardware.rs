@@ -92,6 +92,39 @@ fn an_interactive_process_comes_through_at_once_and_everybody_has_their_slices_b
 }
 
 #[test]
+fn two_gpus_are_divided_each_for_itself_and_both_give_back_when_the_service_is_killed() {
+    let mut m = Machine::with_gpus("two", 2);
+    let pids = [1000, 5000, 5000].map(|us| m.program(us));
+    // The first one is on both, the second on the first GPU only, the third has a little there and most on the second.
+    m.rm.use_gpu(1, pids[0], 1, 3, Load::saturating(1000));
+    m.rm.set_load(pids[2], Load::IDLE);
+    m.rm.use_gpu(1, pids[2], 1, 3, Load::saturating(5000));
+    let mut s = Service::start(&["--gpu", "all", "--fake-rm", m.path.to_str().unwrap()]);
+    until("all are found", || known(&s, &pids));
+    s.set(pids[0], Class::Custom(700_000));
+    std::thread::sleep(Duration::from_secs(1));
+    let time = || [(0, 0), (0, 1), (1, 0), (1, 2)].map(|(gpu, p)| m.rm.gpu_time_on(gpu, pids[p]).unwrap_or(0));
+    let before = time();
+    std::thread::sleep(Duration::from_secs(4));
+    let used: Vec<f64> = time().into_iter().zip(before).map(|(a, b)| (a - b) as f64).collect();
+    let parts = [used[0] / (used[0] + used[1]), used[2] / (used[2] + used[3])];
+    assert!(parts.iter().all(|p| (p - 0.7).abs() < 0.04), "{parts:?} of the GPUs, where 0.7 of each was its");
+    let on: Vec<String> =
+        s.connect().processes().unwrap().into_iter().filter(|p| p.pid == pids[0]).map(|p| p.device).collect();
+    assert!(["gpu0", "gpu1"].iter().all(|d| on.iter().any(|o| o == d)), "{on:?}");
+    for round in 0..3 {
+        let off = |gpu: usize| pids.iter().any(|p| m.rm.is_suspended_on(gpu, *p));
+        until("somebody is off each", || off(0) && off(1));
+        s.kill();
+        let begun = Instant::now();
+        until("everybody is on both", || !off(0) && !off(1));
+        assert!(begun.elapsed() < Duration::from_millis(100), "round {round}: {:?}", begun.elapsed());
+        s.restart();
+        until("all are found again", || known(&s, &pids));
+    }
+}
+
+#[test]
 fn in_a_container_the_logs_numbers_are_learnt_and_shares_hold() {
     let mut m = Machine::new("container");
     m.rm.number_apart(1 << 20);

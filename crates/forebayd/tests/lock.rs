@@ -63,7 +63,13 @@ impl Machine {
     }
 
     fn service(&self, more: &[&str]) -> Service {
+        self.service_of(1, more)
+    }
+
+    /// A service on a machine with so many GPUs; every program is on all of them.
+    fn service_of(&self, gpus: u32, more: &[&str]) -> Service {
         let environment = vec![
+            ("FOREBAY_STAND_IN_GPUS", gpus.to_string().into()),
             ("LD_LIBRARY_PATH", self.libraries.clone()),
             ("FOREBAY_STAND_IN_STATES", self.states.clone()),
             ("FOREBAY_STAND_IN_STOPS", "1".into()),
@@ -129,6 +135,22 @@ fn programs_get_their_shares_and_who_does_nothing_leaves_its_time_to_others() {
     s.connect().ask(&Request::Resume { pid: pids[0] }).unwrap();
     std::thread::sleep(Duration::from_secs(1));
     assert!(m.shares(Duration::from_secs(4))[0] > 60.0);
+}
+
+/// The lock is of a whole process: two GPUs that divide it each in its own way would let it on whenever one of them does.
+#[test]
+fn a_program_on_two_gpus_is_locked_by_the_turns_of_one() {
+    let Some(mut m) = Machine::new() else { return };
+    let pids = [m.program(BUSY), m.program(BUSY)];
+    let s = m.service_of(2, &["--gpu", "1"]);
+    until("both are found", || known(&s, &pids));
+    s.set(pids[0], Class::Custom(750_000));
+    std::thread::sleep(Duration::from_secs(2));
+    let got = m.shares(Duration::from_secs(5));
+    let listed = s.connect().processes().unwrap();
+    assert!((got[0] - 75.0).abs() < 5.0, "{got:?}, where 75:25 were theirs");
+    let on: Vec<(u32, &str)> = listed.iter().map(|p| (p.pid, p.device.as_str())).collect();
+    assert!(pids.iter().all(|pid| on.contains(&(*pid, "gpu0")) && !on.contains(&(*pid, "gpu1"))), "{on:?}");
 }
 
 #[test]

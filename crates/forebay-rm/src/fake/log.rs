@@ -29,7 +29,8 @@ pub struct EventBuffer {
     records: Arc<OwnedFd>,
     count: u32,
     pub enabled: bool,
-    pub bound: bool,
+    /// The GPU whose log it is.
+    pub bound: Option<usize>,
     head: Header,
 }
 
@@ -47,11 +48,11 @@ impl EventBuffer {
             && size(&header) >= size_of::<Header>() as u64
             && size(&records) >= u64::from(p.record_count) * u64::from(p.record_size);
         let head = Header::default();
-        fits.then_some(EventBuffer { header, records, count: p.record_count, enabled: false, bound: false, head })
+        fits.then_some(EventBuffer { header, records, count: p.record_count, enabled: false, bound: None, head })
     }
 
     fn put(&mut self, r: &Record) {
-        if !(self.enabled && self.bound) {
+        if !(self.enabled && self.bound.is_some()) {
             return;
         }
         let next = (self.head.put + 1) % self.count;

@@ -24,17 +24,18 @@ use crate::rm::{ControlFile, Rm, Window};
 use crate::sys::{
     Alloc, BindLog, CLASS_CLIENT, CLASS_DEVICE, CLASS_EVENT_BUFFER, CLASS_GROUP, CLASS_MEMORY, CLASS_SUBDEVICE,
     CLASS_SYSTEM_MEMORY, CMD_BIND_LOG, CMD_DISABLE_CHANNELS, CMD_ENABLE_EVENTS, CMD_FLUSH, CMD_GET_TIMESLICE,
-    CMD_GPU_TIME, CMD_HANDLE_INFO, CMD_ID_INFO, CMD_IMPORT_OBJECT, CMD_SET_TIMESLICE, CMD_UPDATE_GET, Card, Control,
-    DisableChannels, EnableEvents, EventBufferAlloc, FIRST_CLIENT, FIRST_OBJECT, Free, GpuTime, HandleInfo,
-    IMPORT_RM_OBJECT, INFO_CLASS, INFO_PARENT, IdInfo, ImportObject, MAP_READ_ONLY, MAX_CHANNELS, MapMemory,
-    MemoryAlloc, RawHandle, Timeslice, UnmapMemory, UpdateGet, is_channel,
+    CMD_GPU_ID, CMD_GPU_TIME, CMD_HANDLE_INFO, CMD_ID_INFO, CMD_IMPORT_OBJECT, CMD_SET_TIMESLICE, CMD_UPDATE_GET, Card,
+    Control, DeviceAlloc, DisableChannels, EnableEvents, EventBufferAlloc, FIRST_CLIENT, FIRST_OBJECT, Free, GpuId,
+    GpuTime, HandleInfo, IMPORT_RM_OBJECT, INFO_CLASS, INFO_PARENT, IdInfo, ImportObject, MAP_READ_ONLY, MAX_CHANNELS,
+    MapMemory, MemoryAlloc, RawHandle, Timeslice, UnmapMemory, UpdateGet, is_channel,
 };
 
 pub use crate::target::DEFAULT_SLICE_US;
 /// A channel's class on Hopper.
 const CLASS_CHANNEL: u32 = 0xC86F;
-/// RM's id of the one GPU.
+/// RM's id of the first GPU; the others' are so much higher each.
 const GPU_ID: u32 = 0x600;
+const GPU_ID_STEP: u32 = 0x100;
 
 /// The fake; cheap to clone.
 #[derive(Clone)]
@@ -45,7 +46,7 @@ struct State {
     clients: BTreeMap<RawHandle, ClientState>,
     next_client: RawHandle,
     processes: HashMap<u32, Vec<Arc<FileId>>>,
-    gpu: Gpu,
+    gpus: Vec<Gpu>,
     /// Questions about clients that do not exist.
     log_lines: usize,
     /// Control calls, by command.
@@ -60,7 +61,7 @@ struct State {
     /// With which status the log is refused.
     refuse_log: Option<u32>,
     buffers: log::Buffers,
-    pending: log::Pending,
+    pending: Vec<log::Pending>,
     /// Records of the log that go missing from now on.
     lose: u32,
     /// What the log adds to processes' numbers.
@@ -91,6 +92,8 @@ struct ClientState {
 struct Object {
     class: u32,
     parent: RawHandle,
+    /// The GPU that it is of, where that matters.
+    gpu: usize,
     /// The group's number in the GPU.
     group: Option<usize>,
     /// The memory itself: a file of the machine's.
@@ -106,12 +109,21 @@ impl Default for FakeRm {
 impl FakeRm {
     /// A machine with one GPU and a driver of this version.
     pub fn new(version: &str) -> Self {
+        Self::of(version, 1)
+    }
+
+    /// A machine with so many GPUs.
+    pub fn with_gpus(gpus: usize) -> Self {
+        Self::of("580.159.04", gpus)
+    }
+
+    fn of(version: &str, gpus: usize) -> Self {
         FakeRm(Arc::new(Mutex::new(State {
             version: version.into(),
             clients: BTreeMap::new(),
             next_client: FIRST_CLIENT,
             processes: HashMap::new(),
-            gpu: Gpu::default(),
+            gpus: (0..gpus).map(|_| Gpu::default()).collect(),
             log_lines: 0,
             calls: HashMap::new(),
             mappings: BTreeMap::new(),
@@ -120,7 +132,7 @@ impl FakeRm {
             refuse_mapping: None,
             refuse_log: None,
             buffers: BTreeMap::new(),
-            pending: log::Pending::default(),
+            pending: (0..gpus).map(|_| log::Pending::default()).collect(),
             lose: 0,
             apart: 0,
             unprivileged: false,
@@ -130,11 +142,11 @@ impl FakeRm {
     fn lock(&self) -> MutexGuard<'_, State> {
         let mut s = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // Clients whose last file has been closed are gone, and with them their groups.
-        let State { clients, gpu, buffers, .. } = &mut *s;
+        let State { clients, gpus, buffers, .. } = &mut *s;
         clients.retain(|handle, c| {
             let alive = c.file.strong_count() > 0;
             if !alive {
-                c.objects.values().filter_map(|o| o.group).for_each(|g| gpu.remove(g));
+                c.objects.values().for_each(|o| o.group.into_iter().for_each(|g| gpus[o.gpu].remove(g)));
                 buffers.retain(|(client, _), _| client != handle);
             }
             alive
@@ -142,67 +154,75 @@ impl FakeRm {
         s
     }
 
-    /// A process with a client, as CUDA makes it: a device, a subdevice, and per channel group `channels` channels. The
-    /// first group carries `load`.
+    /// A process with a client, as CUDA makes it: for every GPU a device and a subdevice, and on the first one per channel
+    /// group `channels` channels. The first group carries `load`.
     pub fn start(&self, pid: u32, groups: usize, channels: usize, load: Load) {
         let file = Arc::new(FileId);
-        let mut s = self.lock();
-        let handle = s.new_client(&file);
-        let mut objects = BTreeMap::new();
-        let mut next = FIRST_OBJECT;
-        let mut add = |class, parent, group| {
-            next += 1;
-            objects.insert(next, Object { class, parent, group, memory: None });
-            next
-        };
-        let device = add(CLASS_DEVICE, handle, None);
-        add(CLASS_SUBDEVICE, device, None);
-        for g in 0..groups {
-            let number = s.gpu.add(pid, if g == 0 { load } else { Load::IDLE });
-            let group = add(CLASS_GROUP, device, Some(number));
-            for _ in 0..channels {
-                add(CLASS_CHANNEL, group, Some(number));
-                s.gpu.add_channel(number);
+        {
+            let mut s = self.lock();
+            let handle = s.new_client(&file);
+            let mut next = FIRST_OBJECT;
+            let mut objects = BTreeMap::new();
+            for gpu in 0..s.gpus.len() {
+                let mut add = |class, parent| {
+                    next += 1;
+                    objects.insert(next, Object { class, parent, gpu, group: None, memory: None });
+                    next
+                };
+                let device = add(CLASS_DEVICE, handle);
+                add(CLASS_SUBDEVICE, device);
             }
+            s.clients.entry(handle).and_modify(|c| c.objects = objects);
+            s.processes.entry(pid).or_default().push(file);
         }
-        if let Some(c) = s.clients.get_mut(&handle) {
-            c.objects = objects;
-        }
-        s.processes.entry(pid).or_default().push(file);
+        self.use_gpu(0, pid, groups, channels, load);
     }
 
-    /// A process makes so many more groups with `channels` channels each, in the client that it has.
+    /// A process makes so many more groups with `channels` channels each, in the client that it has, on the first GPU.
     pub fn grow(&self, pid: u32, groups: usize, channels: usize) {
+        self.use_gpu(0, pid, groups, channels, Load::IDLE);
+    }
+
+    /// The same on GPU number `on`; the first group carries `load`.
+    pub fn use_gpu(&self, on: usize, pid: u32, groups: usize, channels: usize, load: Load) {
         let mut s = self.lock();
-        let State { clients, gpu, processes, .. } = &mut *s;
+        let State { clients, gpus, processes, .. } = &mut *s;
         let files = processes.get(&pid).map_or(&[][..], Vec::as_slice);
         let own = |c: &&mut ClientState| files.iter().any(|f| std::ptr::eq(c.file.as_ptr(), Arc::as_ptr(f)));
-        let Some(client) = clients.values_mut().find(own) else { return };
+        // The last one that it made.
+        let Some(client) = clients.values_mut().filter(own).last() else { return };
         let mut next = client.objects.keys().next_back().copied().unwrap_or(FIRST_OBJECT);
-        let device = client.objects.iter().find(|(_, o)| o.class == CLASS_DEVICE).map_or(0, |(h, _)| *h);
-        for _ in 0..groups {
-            let number = gpu.add(pid, Load::IDLE);
+        let is_device = |o: &Object| o.class == CLASS_DEVICE && o.gpu == on;
+        let device = client.objects.iter().find(|(_, o)| is_device(o)).map_or(0, |(h, _)| *h);
+        for g in 0..groups {
+            let number = gpus[on].add(pid, if g == 0 { load } else { Load::IDLE });
             let mut add = |class, parent| {
                 next += 1;
-                client.objects.insert(next, Object { class, parent, group: Some(number), memory: None });
+                let made = Object { class, parent, gpu: on, group: Some(number), memory: None };
+                client.objects.insert(next, made);
                 next
             };
             let group = add(CLASS_GROUP, device);
             for _ in 0..channels {
                 add(CLASS_CHANNEL, group);
-                gpu.add_channel(number);
+                gpus[on].add_channel(number);
             }
         }
     }
 
     /// From now on the process asks for this.
     pub fn set_load(&self, pid: u32, load: Load) {
-        self.lock().gpu.set_load(pid, load);
+        self.lock().gpus.iter_mut().for_each(|g| g.set_load(pid, load));
     }
 
     /// Whether any channel of a process is disabled.
     pub fn is_suspended(&self, pid: u32) -> bool {
-        self.lock().gpu.is_suspended(pid)
+        self.lock().gpus.iter().any(|g| g.is_suspended(pid))
+    }
+
+    /// The same, of GPU number `gpu`.
+    pub fn is_suspended_on(&self, gpu: usize, pid: u32) -> bool {
+        self.lock().gpus[gpu].is_suspended(pid)
     }
 
     /// The process dies: its files close.
@@ -212,31 +232,36 @@ impl FakeRm {
         drop(self.lock());
     }
 
-    /// Lets the GPU run for `us`.
+    /// Lets the GPUs run for `us`.
     pub fn run(&self, us: u64) {
         let mut s = self.lock();
-        s.gpu.run(us);
-        s.drain(false);
+        s.gpus.iter_mut().for_each(|g| g.run(us));
+        (0..s.gpus.len()).for_each(|gpu| s.drain(gpu, false));
     }
 
-    /// Time that a process's groups have held the GPU in kernels, µs; none for a process without any.
+    /// Time that a process's groups have held GPUs in kernels, µs; none for a process without any.
     pub fn gpu_time(&self, pid: u32) -> Option<u64> {
-        self.lock().gpu.time_of(pid)
+        self.lock().gpus.iter().filter_map(|g| g.time_of(pid)).reduce(|a, b| a + b)
+    }
+
+    /// The same, of GPU number `gpu`.
+    pub fn gpu_time_on(&self, gpu: usize, pid: u32) -> Option<u64> {
+        self.lock().gpus[gpu].time_of(pid)
     }
 
     /// How long a process's kernels took from their coming to their end since this was asked last, µs.
     pub fn latencies(&self, pid: u32) -> Vec<u64> {
-        self.lock().gpu.latencies(pid)
+        self.lock().gpus.iter_mut().flat_map(|g| g.latencies(pid)).collect()
     }
 
     /// Whether any slice of a process is not the driver's.
     pub fn is_sliced(&self, pid: u32) -> bool {
-        self.lock().gpu.is_sliced(pid)
+        self.lock().gpus.iter().any(|g| g.is_sliced(pid))
     }
 
     /// Context switches so far.
     pub fn switches(&self) -> u64 {
-        self.lock().gpu.switches()
+        self.lock().gpus.iter().map(Gpu::switches).sum()
     }
 
     /// Clients that exist.
@@ -298,7 +323,7 @@ impl FakeRm {
 
     /// Logs that are switched on.
     pub fn logs(&self) -> usize {
-        self.lock().buffers.values().filter(|b| b.bound).count()
+        self.lock().buffers.values().filter(|b| b.bound.is_some()).count()
     }
 
     /// How often a control call has been made.
@@ -312,7 +337,16 @@ impl FakeRm {
     }
 }
 
+fn id_of(gpu: usize) -> u32 {
+    GPU_ID + gpu as u32 * GPU_ID_STEP
+}
+
 impl State {
+    fn cards(&self) -> Vec<Card> {
+        let card = |g| Card { valid: 1, gpu: id_of(g), minor: g as u32, ..Card::default() };
+        (0..self.gpus.len()).map(card).collect()
+    }
+
     fn new_client(&mut self, file: &Arc<FileId>) -> RawHandle {
         let handle = self.next_client;
         self.next_client += 1;
@@ -335,12 +369,11 @@ impl State {
     fn control(&mut self, file: &Arc<FileId>, call: &Control, params: &mut [u8]) -> Result<(), u32> {
         *self.calls.entry(call.cmd).or_default() += 1;
         let client = self.client(file, call.client)?;
-        let class = match client.objects.get(&call.object) {
-            Some(o) => o.class,
-            None if call.object == call.client => CLASS_CLIENT,
+        let (class, gpu, group) = match client.objects.get(&call.object) {
+            Some(o) => (o.class, o.gpu, o.group),
+            None if call.object == call.client => (CLASS_CLIENT, 0, None),
             None => return Err(error::INVALID_OBJECT_HANDLE),
         };
-        let group = client.objects.get(&call.object).and_then(|o| o.group);
         match (call.cmd, class) {
             (CMD_HANDLE_INFO, CLASS_CLIENT) => {
                 let p: &mut HandleInfo = typed(params)?;
@@ -358,25 +391,31 @@ impl State {
             }
             (CMD_ID_INFO, CLASS_CLIENT) => {
                 let p: &mut IdInfo = typed(params)?;
-                p.device = 0;
-                if p.gpu == GPU_ID { Ok(()) } else { Err(error::INVALID_ARGUMENT) }
+                let gpu = (0..self.gpus.len()).find(|g| id_of(*g) == p.gpu).ok_or(error::INVALID_ARGUMENT)?;
+                p.device = gpu as u32;
+                Ok(())
+            }
+            (CMD_GPU_ID, CLASS_SUBDEVICE) => {
+                typed::<GpuId>(params)?.gpu = id_of(gpu);
+                Ok(())
             }
             (CMD_IMPORT_OBJECT, CLASS_CLIENT) => {
                 let p: &ImportObject = typed(params)?;
-                let parent = client.objects.get(&p.parent).is_some_and(|o| o.class == CLASS_DEVICE);
-                if !parent || p.kind != IMPORT_RM_OBJECT || p.fd < 0 || client.objects.contains_key(&p.object) {
+                let parent = client.objects.get(&p.parent).filter(|o| o.class == CLASS_DEVICE).map(|o| o.gpu);
+                let gpu = parent.ok_or(error::INVALID_ARGUMENT)?;
+                if p.kind != IMPORT_RM_OBJECT || p.fd < 0 || client.objects.contains_key(&p.object) {
                     return Err(error::INVALID_ARGUMENT);
                 }
                 // SAFETY: borrowed for this call; a number that is no open file is an error of the duplication.
                 let file = unsafe { BorrowedFd::borrow_raw(p.fd) };
                 let file = rustix::io::fcntl_dupfd_cloexec(file, 0).map_err(|_| error::INVALID_ARGUMENT)?;
                 let object =
-                    Object { class: CLASS_MEMORY, parent: p.parent, group: None, memory: Some(Arc::new(file)) };
+                    Object { class: CLASS_MEMORY, parent: p.parent, gpu, group: None, memory: Some(Arc::new(file)) };
                 client.objects.insert(p.object, object);
                 Ok(())
             }
             (CMD_GET_TIMESLICE, CLASS_GROUP) => {
-                typed::<Timeslice>(params)?.us = group.map_or(0, |g| self.gpu.slice(g));
+                typed::<Timeslice>(params)?.us = group.map_or(0, |g| self.gpus[gpu].slice(g));
                 Ok(())
             }
             (CMD_SET_TIMESLICE, CLASS_GROUP) => {
@@ -384,12 +423,12 @@ impl State {
                 if us == 0 {
                     return Err(error::INVALID_ARGUMENT);
                 }
-                group.into_iter().for_each(|g| self.gpu.set_slice(g, us));
+                group.into_iter().for_each(|g| self.gpus[gpu].set_slice(g, us));
                 Ok(())
             }
-            (CMD_DISABLE_CHANNELS, CLASS_SUBDEVICE) => self.disable(typed(params)?),
+            (CMD_DISABLE_CHANNELS, CLASS_SUBDEVICE) => self.disable(gpu, typed(params)?),
             (CMD_GPU_TIME, CLASS_SUBDEVICE) => {
-                typed::<GpuTime>(params)?.ns = self.gpu.now_us() * 1000;
+                typed::<GpuTime>(params)?.ns = self.gpus[gpu].now_us() * 1000;
                 Ok(())
             }
             (CMD_BIND_LOG, CLASS_SUBDEVICE) => {
@@ -399,7 +438,7 @@ impl State {
                 if p.record_size != 24 || p.all_users != 1 {
                     return Err(error::INVALID_ARGUMENT);
                 }
-                buffer.bound = true;
+                buffer.bound = Some(gpu);
                 Ok(())
             }
             (CMD_ENABLE_EVENTS | CMD_UPDATE_GET | CMD_FLUSH, CLASS_EVENT_BUFFER) => self.event_buffer(call, params),
@@ -407,16 +446,17 @@ impl State {
         }
     }
 
-    /// What the GPU has recorded goes to the logs.
-    fn drain(&mut self, asked: bool) {
-        for c in self.gpu.changes() {
-            self.pending.note(log::Change { pid: c.pid + self.apart, ..c });
+    /// What a GPU has recorded goes to its logs.
+    fn drain(&mut self, gpu: usize, asked: bool) {
+        for c in self.gpus[gpu].changes() {
+            self.pending[gpu].note(log::Change { pid: c.pid + self.apart, ..c });
             if self.lose > 0 {
                 self.lose -= 1;
-                self.pending.lose();
+                self.pending[gpu].lose();
             }
         }
-        self.pending.drain(self.gpu.now_us(), asked, self.buffers.values_mut());
+        let its = self.buffers.values_mut().filter(|b| b.bound.is_none_or(|on| on == gpu));
+        self.pending[gpu].drain(self.gpus[gpu].now_us(), asked, its);
     }
 
     /// RM's part of a mapping: the file, and what lives as long as the processor's part. The status is in `call`.
@@ -447,8 +487,10 @@ impl State {
     /// Commands of an event buffer.
     fn event_buffer(&mut self, call: &Control, params: &mut [u8]) -> Result<(), u32> {
         let name = (call.client, call.object);
-        if call.cmd == CMD_FLUSH && self.buffers.contains_key(&name) {
-            self.drain(true);
+        if call.cmd == CMD_FLUSH
+            && let Some(bound) = self.buffers.get(&name).map(|b| b.bound)
+        {
+            bound.into_iter().for_each(|gpu| self.drain(gpu, true));
             return Ok(());
         }
         let buffer = self.buffers.get_mut(&name).ok_or(error::INVALID_OBJECT_HANDLE)?;
@@ -459,8 +501,8 @@ impl State {
         if buffer.read_up_to(typed::<UpdateGet>(params)?.records) { Ok(()) } else { Err(error::INVALID_ARGUMENT) }
     }
 
-    /// Not bound to a file: the lists may name anybody's channels.
-    fn disable(&mut self, p: &DisableChannels) -> Result<(), u32> {
+    /// Not bound to a file: the lists may name anybody's channels, but only of the subdevice's GPU.
+    fn disable(&mut self, gpu: usize, p: &DisableChannels) -> Result<(), u32> {
         let n = p.count as usize;
         if n > MAX_CHANNELS {
             return Err(error::INVALID_ARGUMENT);
@@ -468,12 +510,12 @@ impl State {
         let mut groups = Vec::new();
         for (client, channel) in p.clients.iter().zip(&p.channels).take(n) {
             let object = self.clients.get(client).and_then(|c| c.objects.get(channel));
-            let object = object.filter(|o| is_channel(o.class)).ok_or(error::INVALID_OBJECT_HANDLE)?;
+            let object = object.filter(|o| is_channel(o.class) && o.gpu == gpu).ok_or(error::INVALID_OBJECT_HANDLE)?;
             groups.push((*client, *channel, object.group));
         }
         for (client, channel, group) in groups {
             if let Some(g) = group {
-                self.gpu.enable(g, (client, channel), p.disable == 0);
+                self.gpus[gpu].enable(g, (client, channel), p.disable == 0);
             }
         }
         Ok(())
@@ -519,11 +561,16 @@ impl ControlFile for FakeFile {
         }
         let (class, parent, new, root) = (call.class, call.parent, call.new, call.root);
         let mut buffer = None;
+        let gpus = s.gpus.len();
         call.status = status(s.client(&self.id, root).and_then(|c| {
             let mut memory = None;
             let of_device = c.objects.get(&parent).is_some_and(|o| o.class == CLASS_DEVICE);
+            let mut gpu = c.objects.get(&parent).map_or(0, |o| o.gpu);
             let fits = match class {
-                CLASS_DEVICE => parent == root,
+                CLASS_DEVICE => {
+                    gpu = read::<DeviceAlloc>(params)?.device as usize;
+                    parent == root && gpu < gpus
+                }
                 CLASS_SUBDEVICE => of_device,
                 CLASS_SYSTEM_MEMORY => {
                     let p: MemoryAlloc = read(params)?;
@@ -545,7 +592,7 @@ impl ControlFile for FakeFile {
             if !fits || c.objects.contains_key(&new) {
                 return Err(error::INVALID_ARGUMENT);
             }
-            c.objects.insert(new, Object { class, parent, group: None, memory });
+            c.objects.insert(new, Object { class, parent, gpu, group: None, memory });
             Ok(())
         }));
         if let Some(b) = buffer.filter(|_| call.status == error::OK) {
@@ -604,7 +651,7 @@ impl ControlFile for FakeFile {
     }
 
     fn cards(&self) -> io::Result<Vec<Card>> {
-        Ok(vec![Card { valid: 1, gpu: GPU_ID, minor: 0, ..Card::default() }])
+        Ok(self.rm.lock().cards())
     }
 }
 
@@ -618,14 +665,14 @@ impl Rm for FakeRm {
     }
 
     fn open(&self, gpu: u32) -> Result<Box<dyn ControlFile>> {
-        if gpu != 0 {
+        if gpu as usize >= self.lock().gpus.len() {
             return Err(Error::NoDriver { path: format!("/dev/nvidia{gpu}"), why: io::ErrorKind::NotFound.into() });
         }
         Ok(Box::new(FakeFile { rm: self.clone(), id: Arc::new(FileId) }))
     }
 
     fn cards(&self) -> Result<Vec<Card>> {
-        Ok(vec![Card { valid: 1, gpu: GPU_ID, minor: 0, ..Card::default() }])
+        Ok(self.lock().cards())
     }
 
     fn processes(&self, _: &mut Finder) -> Result<Vec<u32>> {

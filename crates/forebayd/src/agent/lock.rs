@@ -4,7 +4,7 @@
 //! 1. Locking waits for what the process has on the GPU, for [`PATIENCE`] at most, and half of that after each time in vain:
 //!    one that takes longer stays on it until its next turn to be taken off. Before each such wait the guardian is told
 //!    that the service lives.
-//! 2. The lock is of the whole process, on all its GPUs. There are no slices: who is first in line has the driver's turns
+//! 2. The lock is of the whole process, on all its GPUs: one that is on several is divided on the first of them only. There are no slices: who is first in line has the driver's turns
 //!    beside the owner of the window.
 //! 3. A process is in the ledger before it is locked, and struck out when it has been unlocked or has gone.
 //! 4. A process that somebody has moved off the GPU (`forebay checkpoint`) is not touched, nor one that the driver has given

@@ -12,6 +12,14 @@ pub trait Meter {
         let _ = to_the_moment;
     }
 
+    /// Hears what would not be said any more when the window ends.
+    fn glance(&mut self) {}
+
+    /// How often it wants to; none if nothing is lost.
+    fn glance_every_ns(&self) -> Option<u64> {
+        None
+    }
+
     /// Time for which the process has used the GPU so far, ns; none when it is not known (any more).
     fn used_ns(&mut self, pid: u32) -> Option<u64>;
 
@@ -64,6 +72,14 @@ impl<M: Meter + ?Sized> Meter for Box<M> {
 
     fn refresh(&mut self, to_the_moment: bool) {
         (**self).refresh(to_the_moment);
+    }
+
+    fn glance(&mut self) {
+        (**self).glance();
+    }
+
+    fn glance_every_ns(&self) -> Option<u64> {
+        (**self).glance_every_ns()
     }
 
     fn used_ns(&mut self, pid: u32) -> Option<u64> {

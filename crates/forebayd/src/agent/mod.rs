@@ -193,6 +193,13 @@ impl<M: Meter> Agent<M> {
         self.meter.switches(pid).is_some_and(|n| n > 0)
     }
 
+    /// Lets the meter hear what would not be said any more when the window ends; how soon again, ns, while there is a window.
+    pub fn glance(&mut self) -> Option<u64> {
+        let every = self.meter.glance_every_ns().filter(|_| self.window.is_some())?;
+        self.meter.glance();
+        Some(every)
+    }
+
     /// What the meter has to say, for the log.
     pub fn trouble(&mut self) -> Option<String> {
         self.meter.trouble()

@@ -23,6 +23,8 @@ pub(super) struct Gpu {
     pub(super) source: Source,
     /// Beginning of the window, and when it is over.
     window: (u64, u64),
+    /// When its meter is to be let hear what is said only once; never where that is not so.
+    glance_ns: u64,
     /// Processes that were not adopted, so that each is tried and spoken of once.
     pub(super) refused: BTreeSet<u32>,
     /// Processes that are on it, says its log, and whose channels were not found, at so many looks.
@@ -49,7 +51,7 @@ impl<W: World> Service<W> {
         let about = wire::Device { name: wire::short_name(name), index: index as u8, units: 1, level };
         let (window, refused) = ((self.now_ns, self.now_ns), BTreeSet::new());
         let (unfound, over) = (BTreeMap::new(), BTreeMap::new());
-        self.gpus.push(Gpu { about, agent, source, window, refused, unfound, has_memory, over });
+        self.gpus.push(Gpu { about, agent, source, window, glance_ns: 0, refused, unfound, has_memory, over });
         Some(self.gpus.len() - 1)
     }
 
@@ -65,7 +67,15 @@ impl<W: World> Service<W> {
                 Ok(p) => (p.class, p.nice),
                 Err(_) => continue,
             };
+            let elsewhere = self.locked_on(gpu, pid).map(str::to_owned);
             let Some(g) = self.gpus.get_mut(gpu) else { break };
+            if let Some(other) = elsewhere {
+                if g.refused.insert(pid) {
+                    let why = format!("the process lock stops it on all its GPUs, and does so by its turn on {other}");
+                    wrong.push(format!("process {pid} is not steered on {}: {why}", g.about.name));
+                }
+                continue;
+            }
             if let Some(clients) = self.found.get(&pid) {
                 g.agent.remember(pid, clients);
             }
@@ -99,6 +109,15 @@ impl<W: World> Service<W> {
         wrong
     }
 
+    /// Another GPU, if the process is taken off it by the lock, which `gpu` is divided by, too: it can be locked for one
+    /// reason at a time.
+    fn locked_on(&self, gpu: usize, pid: u32) -> Option<&str> {
+        let by_lock = |g: &Gpu| g.about.level == Level::Lock;
+        self.gpus.get(gpu).filter(|g| by_lock(g))?;
+        let others = self.gpus.iter().enumerate().filter(|(i, g)| *i != gpu && by_lock(g));
+        others.map(|(_, g)| g).find(|g| g.agent.shares().contains_key(&pid)).map(|g| g.about.name.as_str())
+    }
+
     /// What has gone wrong or right on the GPUs, each thing once.
     pub fn trouble(&mut self) -> Vec<String> {
         let of = |g: &mut Gpu| g.agent.trouble().map(|t| format!("{}: {t}", g.about.name));
@@ -111,8 +130,14 @@ impl<W: World> Service<W> {
             g.agent.end(now_ns.saturating_sub(g.window.0));
             let length = g.agent.begin().map_or(GPU_LOOK_NS, |w| w.length_ns);
             g.window = (now_ns, now_ns.saturating_add(length));
+            if g.glance_ns == u64::MAX {
+                g.glance_ns = now_ns;
+            }
         }
-        self.gpus.iter().map(|g| g.window.1).min()
+        for g in self.gpus.iter_mut().filter(|g| g.glance_ns <= now_ns) {
+            g.glance_ns = g.agent.glance().map_or(u64::MAX, |every| now_ns.saturating_add(every));
+        }
+        self.gpus.iter().map(|g| g.window.1.min(g.glance_ns)).min()
     }
 
     pub(super) fn refresh_gpus(&mut self) {
@@ -204,5 +229,46 @@ mod tests {
     #[test]
     fn whoever_is_older_is_found_by_a_search_that_goes_further() {
         assert_eq!(said_of_an_old_one(1000), ([vec![], vec![]], vec![10, 20]));
+    }
+
+    /// One program on both of two GPUs, beside one on each: each GPU is divided for itself.
+    #[test]
+    fn a_program_on_two_gpus_has_its_share_of_each() {
+        let rm = FakeRm::with_gpus(2);
+        rm.start(10, 1, 2, Load::saturating(5000));
+        rm.use_gpu(1, 10, 1, 2, Load::saturating(5000));
+        rm.start(20, 1, 2, Load::saturating(5000));
+        rm.start(30, 0, 0, Load::IDLE);
+        rm.use_gpu(1, 30, 1, 2, Load::saturating(5000));
+        let mut s = Service::new(Few, 1, Order::Share, 0).unwrap();
+        for gpu in 0..2 {
+            let own = Arc::new(Client::open(Arc::new(rm.clone()), gpu).unwrap());
+            let meter: Box<dyn Meter> = Box::new(LogMeter::open(own.clone()).unwrap());
+            let agent = Agent::by(Box::new(Hardware::new(own, None)), meter, PERIOD_NS);
+            s.add_gpu(&format!("gpu{gpu}"), agent, (Level::Hardware, Source::Switches), false).unwrap();
+        }
+        let mut now_ns = 0;
+        let mut pass = |ms: u64| {
+            let end = now_ns + ms * 1_000_000;
+            while now_ns < end {
+                rm.run(1000);
+                now_ns += 1_000_000;
+                s.turn(now_ns);
+                if now_ns % 50_000_000 == 0 {
+                    let wrong: Vec<String> = (0..2).flat_map(|gpu| s.gpu_processes(gpu, &[10, 20, 30])).collect();
+                    assert!(wrong.is_empty(), "{wrong:?}");
+                }
+            }
+        };
+        let time = || [(0, 10), (0, 20), (1, 10), (1, 30)].map(|(gpu, pid)| rm.gpu_time_on(gpu, pid).unwrap() as f64);
+        pass(1000);
+        let before = time();
+        pass(5000);
+        let got: Vec<f64> = time().into_iter().zip(before).map(|(now, before)| (now - before) / 5e6).collect();
+        assert!(got.iter().all(|share| (share - 0.5).abs() < 0.03), "{got:?}");
+        let steered: Vec<Vec<u32>> = s.gpus.iter().map(|g| g.agent.shares().into_keys().collect()).collect();
+        assert_eq!(steered, [vec![10, 20], vec![10, 30]]);
+        // Both take whom they have off by turns, each on its own GPU.
+        assert!(s.gpus.iter().all(|g| g.agent.views().all(|(_, v)| v.off_ns > 0)));
     }
 }

@@ -1,4 +1,4 @@
-//! A machine with one GPU, a model whose time passes as fast as the clock's, and services on it.
+//! A machine with one GPU or several, a model whose time passes as fast as the clock's, and services on it.
 
 use std::path::PathBuf;
 use std::process::{Child, Command};
@@ -11,7 +11,7 @@ use forebay_rm::fake::{FakeRm, Load, remote};
 
 use super::Service;
 
-/// A machine with one GPU.
+/// A machine with one GPU, or several.
 pub struct Machine {
     pub rm: FakeRm,
     pub path: PathBuf,
@@ -21,7 +21,12 @@ pub struct Machine {
 
 impl Machine {
     pub fn new(name: &str) -> Self {
-        let rm = FakeRm::default();
+        Self::with_gpus(name, 1)
+    }
+
+    /// A machine with so many of them.
+    pub fn with_gpus(name: &str, gpus: usize) -> Self {
+        let rm = FakeRm::with_gpus(gpus);
         let path = std::env::temp_dir().join(format!("forebay-rm-{}-{name}", std::process::id()));
         let _ = std::fs::remove_file(&path);
         remote::serve(rm.clone(), &path).unwrap();

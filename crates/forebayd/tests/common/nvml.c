@@ -1,6 +1,8 @@
 // A stand-in for NVML, for tests on machines without a GPU: processes are those named in the folder of the CUDA stand-in,
-// and as busy as the processor says; each has as many bytes of the GPU's memory as its file PID.memory says, or a megabyte. Like NVML it takes samples a few times a second, and says nothing of who does nothing.
+// and as busy as the processor says; each has as many bytes of the GPU's memory as its file PID.memory says, or a megabyte. There are FOREBAY_STAND_IN_GPUS GPUs (one, if it does not say), and all are on all of them. Like NVML it takes samples a few times a second,
+// whenever it is asked for them, and says nothing of who does nothing.
 #include <dirent.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,9 +33,10 @@ static unsigned processes(unsigned *pids) {
   return n;
 }
 
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
 static void look(void) {
   u64 now = clock_ns(CLOCK_MONOTONIC);
-  if (now - last_ns < PERIOD_NS) return;
   unsigned pids[MOST], n = processes(pids);
   typeof(seen) next = {0};
   for (unsigned i = 0; i < n; i++) {
@@ -47,12 +50,36 @@ static void look(void) {
   last_ns = now;
 }
 
-int nvmlInit_v2(void) { return OK; }
+static void *sampler(void *none) {
+  for (;;) {
+    struct timespec period = {0, PERIOD_NS};
+    nanosleep(&period, NULL);
+    pthread_mutex_lock(&lock);
+    look();
+    pthread_mutex_unlock(&lock);
+  }
+  return none;
+}
+
+static void start(void) {
+  pthread_t thread;
+  pthread_create(&thread, NULL, sampler, NULL);
+}
+
+int nvmlInit_v2(void) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  return pthread_once(&once, start), OK;
+}
 int nvmlShutdown(void) { return OK; }
 const char *nvmlErrorString(int e) { return e ? "stand-in: error" : "fine"; }
-int nvmlDeviceGetCount_v2(unsigned *n) { return *n = 1, OK; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **d) { return *d = (void *)1, i ? NOT_FOUND : OK; }
-int nvmlDeviceGetMinorNumber(void *d, unsigned *n) { return *n = 0, OK; }
+static unsigned gpus(void) {
+  const char *n = getenv("FOREBAY_STAND_IN_GPUS");
+  return n ? atoi(n) : 1;
+}
+
+int nvmlDeviceGetCount_v2(unsigned *n) { return *n = gpus(), OK; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **d) { return *d = (void *)(u64)(i + 1), i < gpus() ? OK : NOT_FOUND; }
+int nvmlDeviceGetMinorNumber(void *d, unsigned *n) { return *n = (u64)d - 1, OK; }
 
 static u64 memory_of(unsigned pid) {
   char path[4096];
@@ -73,13 +100,14 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *d, unsigned *n, struct info *o
 }
 
 int nvmlDeviceGetProcessUtilization(void *d, struct sample *out, unsigned *n, u64 since) {
-  look();
+  pthread_mutex_lock(&lock);
   unsigned have = 0, room = out ? *n : 0;
   for (unsigned i = 0; i < count && last_ns / 1000 > since; i++) {
     if (!seen[i].percent) continue;
     if (have < room) out[have] = (struct sample){seen[i].pid, last_ns / 1000, seen[i].percent > 100 ? 100 : seen[i].percent};
     have++;
   }
+  pthread_mutex_unlock(&lock);
   *n = have;
   return !have ? NOT_FOUND : have > room ? INSUFFICIENT_SIZE : OK;
 }
