@@ -241,7 +241,10 @@ pub fn discover(kinds: &[Kind]) -> (Vec<Arc<dyn Device>>, Missing) {
         let result: Result<Vec<Arc<dyn Device>>> = match kind {
             Kind::Cpu => Ok(vec![Arc::new(cpu::CpuDevice::new(cpu::Pool::global().clone()))]),
             Kind::OpenCl => opencl::devices(),
-            Kind::Cuda => cuda::devices(),
+            Kind::Cuda => cuda::look().map(|(found, why)| {
+                missing.extend(why.into_iter().map(|e| (kind, e)));
+                found
+            }),
             Kind::Sim => Ok(vec![Arc::new(sim::SimDevice::new(sim::Model::default()))]),
         };
         match result {

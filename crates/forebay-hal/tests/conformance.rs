@@ -105,6 +105,45 @@ fn a_lost_device_is_renewed_once_everything_of_it_is_gone() {
     check(&*new);
 }
 
+/// On a machine that others use as well. A context takes half a gigabyte of a GPU and a quarter of a second.
+#[test]
+fn of_many_gpus_each_is_begun_when_it_is_needed_and_those_that_cannot_be_had_are_left_out() {
+    const NAME: &str = "of_many_gpus_each_is_begun_when_it_is_needed_and_those_that_cannot_be_had_are_left_out";
+    let begun = std::env::var_os("STAND_IN_CONTEXTS").map(std::path::PathBuf::from);
+    let Some(begun) = begun.filter(|_| stand_in::is_here()) else {
+        let file = std::env::temp_dir().join(format!("forebay-contexts-{}", std::process::id()));
+        let path = file.to_str().unwrap();
+        let few = [("STAND_IN_DEVICES", "10"), ("STAND_IN_CLOSED", "1"), ("STAND_IN_TAKEN", "3")];
+        stand_in::again_with(NAME, &[&few[..], &[("STAND_IN_CONTEXTS", path)]].concat());
+        let _ = std::fs::remove_file(file);
+        return;
+    };
+    let begun = || -> Vec<String> {
+        let text = std::fs::read_to_string(&begun).unwrap_or_default();
+        text.lines().map(str::to_owned).collect()
+    };
+    let (devices, missing) = discover(&[Kind::Cuda]);
+    assert_eq!((devices.len(), begun().len()), (8, 0));
+    let why: Vec<String> = missing.iter().map(|(_, e)| e.to_string()).collect();
+    assert!(why.len() == 2 && why[0].contains("cuda:1 is closed") && why[1].contains("Retain"), "{why:?}");
+    // Neither a queue that nothing is put into, nor a fence of it.
+    let mut queues: Vec<_> = devices.iter().map(|d| d.queue().unwrap()).collect();
+    for q in &mut queues {
+        let fence = q.fence().unwrap();
+        assert!(q.done(fence).unwrap());
+    }
+    assert!(begun().is_empty(), "{:?}", begun());
+    let there = devices[5].alloc(16).unwrap();
+    queues[5].fill(&there, 0, 16, 3).unwrap();
+    let fence = queues[5].fence().unwrap();
+    queues[5].wait(fence).unwrap();
+    // The sixth of those that can be had.
+    assert_eq!(begun(), ["7"]);
+    drop(queues);
+    assert_eq!(begun(), ["7"]);
+    check(&*devices[0]);
+}
+
 /// What was asked for was too much: nothing has happened, and nobody else on the device notices.
 #[test]
 fn a_launch_that_is_refused_loses_nothing() {

@@ -28,8 +28,8 @@ pub const WAIT_LIMIT: i64 = 10;
 /// The least that an adaptively placed task waits for the device where it belongs.
 pub const PATIENCE_NS: u64 = 20_000_000;
 
-/// Most devices that adaptive placement distinguishes.
-pub const MAX_PLACED: usize = 8;
+/// Most devices that adaptive placement distinguishes: the cores, eight GPUs, and some more.
+pub const MAX_PLACED: usize = 16;
 
 /// What a task is predicted to take on each device, ns; [`u64::MAX`] where it cannot run or nothing is known.
 pub type Counts = [u64; MAX_PLACED];

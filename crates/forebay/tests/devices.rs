@@ -1,5 +1,8 @@
 //! Graphs on devices other than the CPU: what moves when, who issues, and what becomes of failures.
 
+#[path = "../../forebay-hal/tests/stand_in/mod.rs"]
+mod stand_in;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -319,4 +322,41 @@ fn out_of_device_memory_is_a_clear_error_and_memory_comes_back() {
     drop(run);
     use forebay::hal::Device;
     assert_eq!(small.allocated(), 0);
+}
+
+/// Servers have eight GPUs, and some more.
+#[test]
+fn a_runtime_takes_the_gpus_of_a_large_server_and_the_first_of_a_larger_one() {
+    const NAME: &str = "a_runtime_takes_the_gpus_of_a_large_server_and_the_first_of_a_larger_one";
+    if !stand_in::is_here() {
+        for gpus in ["8", "20"] {
+            stand_in::again_with(NAME, &[("STAND_IN_DEVICES", gpus)]);
+        }
+        return;
+    }
+    let there = forebay::hal::discover(&[Kind::Cuda]).0;
+    let rt = Runtime::builder().service(false).build().unwrap();
+    assert_eq!(rt.devices().len(), (there.len() + 1).min(16));
+    if there.len() > 15 {
+        let refused = Runtime::builder().devices(there).build().map(drop);
+        assert!(refused.unwrap_err().to_string().contains("the limit is 16"));
+    }
+    // Placed in any way, among all of them.
+    for mode in [Mode::FirstAvailable, Mode::DataAware, Mode::Adaptive] {
+        let models = std::sync::Arc::new(forebay::place::Models::off());
+        let rt = Runtime::builder().service(false).mode(mode).models(models).build().unwrap();
+        let n = 1000;
+        let mut g = Graph::new("many");
+        let ids: Vec<_> = (0..3).map(|i| g.add(affine_task(&format!("t{i}"), n, &[Kind::Cuda])).unwrap()).collect();
+        ids.windows(2).for_each(|w| g.connect((w[0], "y"), (w[1], "x")).unwrap());
+        let (feed, drain) = (g.feed((ids[0], "x"), 4).unwrap(), g.drain((ids[2], "y"), 4).unwrap());
+        let run = rt.start(g).unwrap();
+        let t = Template::array::<u32>([n]);
+        for v in 0..60u32 {
+            run.push(feed, Datablock::from_slice(t, &vec![v; n]).unwrap()).unwrap();
+            assert_eq!(run.pull(drain).unwrap().as_slice::<u32>().unwrap(), vec![8 * v + 7; n], "{mode}");
+        }
+        let by: Vec<u64> = run.snapshot().tasks[0].by_device.clone();
+        assert!(by.len() == rt.devices().len() && by.iter().sum::<u64>() == 60 && by[0] == 0, "{mode}: {by:?}");
+    }
 }

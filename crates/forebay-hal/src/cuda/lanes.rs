@@ -191,7 +191,10 @@ impl Lanes {
         let none =
             || Stream { id: null_mut(), tail: 0, fenced: 0, reached: 0, marks: VecDeque::new(), knows: [0; LANES] };
         let mut streams = [none(), none(), none(), none()];
-        streams[0].id = stream(&context, part.as_deref())?;
+        // Where something runs already, a kernel may be there that stays, and the driver had better make nothing beside that.
+        if context.handle().is_some() {
+            streams[0].id = stream(&context, part.as_deref())?;
+        }
         let (uses, host, spare) = (HashMap::new(), VecDeque::new(), Vec::new());
         Ok(Lanes { context, part, streams, beside: false, uses, host, floor: [0; LANES], spare })
     }
@@ -201,8 +204,13 @@ impl Lanes {
         self.part.is_some()
     }
 
-    pub(super) fn main(&self) -> CuStream {
-        self.streams[0].id
+    /// The stream, which is made when it is first needed.
+    fn stream(&mut self, lane: Lane) -> Result<CuStream> {
+        let own = &mut self.streams[lane as usize].id;
+        if own.is_null() {
+            *own = stream(&self.context, self.part.as_deref())?;
+        }
+        Ok(*own)
     }
 
     /// The stream for a command that uses these device buffers and this host memory, told to wait for whatever it must
@@ -213,10 +221,7 @@ impl Lanes {
         buffers: impl Iterator<Item = CuDevicePtr>,
         host: impl Iterator<Item = HostRange>,
     ) -> Result<CuStream> {
-        let own = &mut self.streams[lane as usize].id;
-        if own.is_null() {
-            *own = stream(&self.context, self.part.as_deref())?;
-        }
+        let own = self.stream(lane)?;
         if lane != Lane::Main && !self.beside {
             // Nothing is known of what came before.
             self.floor[0] = self.streams[0].tail;
@@ -235,7 +240,7 @@ impl Lanes {
             }
             self.await_others(lane, need)?;
         }
-        Ok(self.streams[lane as usize].id)
+        Ok(own)
     }
 
     /// A command is in the stream that [`Lanes::before`] gave.
@@ -278,8 +283,9 @@ impl Lanes {
     /// Before a function of the host (rule 5).
     pub(super) fn before_all(&mut self) -> Result<CuStream> {
         let tails = self.streams.each_ref().map(|s| s.tail);
+        let own = self.stream(Lane::Main)?;
         self.await_others(Lane::Main, tails)?;
-        Ok(self.main())
+        Ok(own)
     }
 
     /// Behind such a function.
@@ -369,6 +375,9 @@ impl Lanes {
 
 impl Drop for Lanes {
     fn drop(&mut self) {
+        if self.streams.iter().all(|s| s.id.is_null()) {
+            return;
+        }
         if let Ok(d) = self.context.enter() {
             for s in self.streams.iter().filter(|s| !s.id.is_null()) {
                 // SAFETY: made by `stream`, destroyed once, after everything in it has ended.

@@ -40,11 +40,25 @@ use crate::{
     portable,
 };
 
-/// All CUDA devices.
+/// All CUDA devices that can be used. Each one's context is made when it is first needed: on a machine with many GPUs it would
+/// take seconds, and half a gigabyte of each, to no end.
 ///
 /// # Errors
-/// [`Error::NoLibrary`] or [`Error::NoSymbol`] without a usable driver, [`Error::NoDevice`] without a GPU.
+/// [`Error::NoLibrary`] or [`Error::NoSymbol`] without a usable driver, [`Error::NoDevice`] without a GPU; of several GPUs of which
+/// none can be used the first one's reason.
 pub fn devices() -> Result<Vec<Arc<dyn Device>>> {
+    let (found, why) = look()?;
+    match why.into_iter().next() {
+        Some(why) if found.is_empty() => Err(why),
+        _ => Ok(found),
+    }
+}
+
+/// Devices that can be used, and why others cannot.
+type Found = (Vec<Arc<dyn Device>>, Vec<Error>);
+
+/// All CUDA devices.
+pub(crate) fn look() -> Result<Found> {
     let d = sys::driver()?;
     let none =
         |call: &'static str, code| Error::NoDevice { kind: Kind::Cuda, why: format!("{call}: {}", d.error_name(code)) };
@@ -59,7 +73,14 @@ pub fn devices() -> Result<Vec<Arc<dyn Device>>> {
     if code != SUCCESS || n == 0 {
         return Err(none("cuDeviceGetCount", code));
     }
-    (0..n).map(|i| Ok(Arc::new(CudaDevice::open(d, i)?) as Arc<dyn Device>)).collect()
+    let (mut found, mut why) = (Vec::new(), Vec::new());
+    for i in 0..n {
+        match CudaDevice::open(d, i) {
+            Ok(device) => found.push(Arc::new(device) as Arc<dyn Device>),
+            Err(e) => why.push(e),
+        }
+    }
+    Ok((found, why))
 }
 
 /// A device's primary context, which all handles of the device share.
@@ -83,7 +104,10 @@ fn primaries() -> Primaries<'static> {
 
 struct Context {
     driver: &'static Driver,
-    id: CuContext,
+    /// Once it has been needed.
+    id: OnceLock<CuContext>,
+    /// Held by whoever makes it.
+    opening: Mutex<()>,
     primary: Arc<Primary>,
     ordinal: c_int,
     device: CuDevice,
@@ -110,16 +134,34 @@ thread_local! {
 }
 
 impl Context {
+    /// The context, if it has been needed so far.
+    fn handle(&self) -> Option<CuContext> {
+        self.id.get().copied()
+    }
+
+    fn open(&self) -> Result<CuContext> {
+        let _one = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(id) = self.handle() {
+            return Ok(id);
+        }
+        let mut id = null_mut();
+        // SAFETY: `id` is valid.
+        let code = unsafe { (self.driver.cuDevicePrimaryCtxRetain)(&mut id, self.device) };
+        self.check("cuDevicePrimaryCtxRetain", code)?;
+        Ok(*self.id.get_or_init(|| id))
+    }
+
     /// Makes the context current on this thread; an error once it is lost.
     fn enter(&self) -> Result<&'static Driver> {
         self.alive()?;
+        let id = self.handle().map_or_else(|| self.open(), Ok)?;
         // Other users of the driver on this thread make contexts of theirs current.
         let mut current = null_mut();
         // SAFETY: `current` is valid.
         unsafe { (self.driver.cuCtxGetCurrent)(&mut current) };
-        if current != self.id || CURRENT.get() != self.primary.serial {
+        if current != id || CURRENT.get() != self.primary.serial {
             // SAFETY: the primary context is retained for as long as `self` lives.
-            let code = unsafe { (self.driver.cuCtxSetCurrent)(self.id) };
+            let code = unsafe { (self.driver.cuCtxSetCurrent)(id) };
             self.check("cuCtxSetCurrent", code)?;
             CURRENT.set(self.primary.serial);
         }
@@ -188,8 +230,10 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: retained once in `open`.
-        unsafe { (self.driver.cuDevicePrimaryCtxRelease)(self.device) };
+        if self.handle().is_some() {
+            // SAFETY: retained once in `open`.
+            unsafe { (self.driver.cuDevicePrimaryCtxRelease)(self.device) };
+        }
     }
 }
 
@@ -254,7 +298,7 @@ impl CudaDevice {
     fn open_with(d: &'static Driver, ordinal: c_int, primaries: &mut Primaries<'_>) -> Result<Self> {
         let mut device = 0;
         let mut name = [0 as c_char; 128];
-        let (mut version, mut bytes, mut id) = (0, 0usize, null_mut());
+        let (mut version, mut bytes) = (0, 0usize);
         let check = |call: &'static str, code: CuResult| match code {
             SUCCESS => Ok(()),
             code => Err(Error::Driver(DriverError {
@@ -276,7 +320,11 @@ impl CudaDevice {
             check("cuDeviceGetName", (d.cuDeviceGetName)(name.as_mut_ptr(), name.len() as c_int - 1, device))?;
             check("cuDriverGetVersion", (d.cuDriverGetVersion)(&mut version))?;
             check("cuDeviceTotalMem", (d.cuDeviceTotalMem)(&mut bytes, device))?;
-            check("cuDevicePrimaryCtxRetain", (d.cuDevicePrimaryCtxRetain)(&mut id, device))?;
+        }
+        let mode = attribute(device, sys::ATTRIBUTE_COMPUTE_MODE);
+        if mode == sys::COMPUTE_PROHIBITED {
+            let why = format!("cuda:{ordinal} is closed to programs (nvidia-smi -c)");
+            return Err(Error::NoDevice { kind: Kind::Cuda, why });
         }
         static SERIAL: AtomicUsize = AtomicUsize::new(1);
         let new = || {
@@ -290,7 +338,7 @@ impl CudaDevice {
         let units = attribute(device, sys::ATTRIBUTE_MULTIPROCESSOR_COUNT);
         let mhz = attribute(device, sys::ATTRIBUTE_CLOCK_RATE) / 1000;
         let cc = attribute(device, sys::ATTRIBUTE_CC_MAJOR) * 10 + attribute(device, sys::ATTRIBUTE_CC_MINOR);
-        Ok(CudaDevice {
+        let opened = CudaDevice {
             info: DeviceInfo {
                 kind: Kind::Cuda,
                 name: name.clone(),
@@ -303,7 +351,8 @@ impl CudaDevice {
             },
             context: Arc::new(Context {
                 driver: d,
-                id,
+                id: OnceLock::new(),
+                opening: Mutex::new(()),
                 primary,
                 ordinal,
                 device,
@@ -319,7 +368,12 @@ impl CudaDevice {
             windows: Windows::default(),
             beside: beside(),
             peers: Mutex::default(),
-        })
+        };
+        // One program at a time may have it: whether this one may is known only when it tries.
+        if mode == sys::COMPUTE_EXCLUSIVE {
+            opened.context.enter()?;
+        }
+        Ok(opened)
     }
 
     /// The module of a source text, compiled or from the cache.
@@ -638,8 +692,11 @@ impl Device for CudaDevice {
             let mut can = 0;
             // SAFETY: `can` is valid; both contexts are alive. Refusals leave everything as it was.
             unsafe {
-                if (d.cuDeviceCanAccessPeer)(&mut can, self.context.device, m.context.device) == SUCCESS && can != 0 {
-                    (d.cuCtxEnablePeerAccess)(m.context.id, 0);
+                if (d.cuDeviceCanAccessPeer)(&mut can, self.context.device, m.context.device) == SUCCESS
+                    && can != 0
+                    && let Some(theirs) = m.context.handle()
+                {
+                    (d.cuCtxEnablePeerAccess)(theirs, 0);
                 }
             }
         }
@@ -675,7 +732,10 @@ impl Device for CudaDevice {
             return Err(Error::Driver(DriverError { call, code: i64::from(code), name, device: c.name.clone() }));
         }
         primaries.remove(&c.device);
-        Ok(Arc::new(Self::open_with(d, c.ordinal, &mut primaries)?))
+        let renewed = Self::open_with(d, c.ordinal, &mut primaries)?;
+        // Whether it is well again.
+        renewed.context.enter()?;
+        Ok(Arc::new(renewed))
     }
 
     fn split(&self, units: u32) -> Result<[Arc<dyn Device>; 2]> {

@@ -232,7 +232,9 @@ impl Queue for CudaQueue {
                 let (from, to) = (s.ptr + src_offset as u64, t.ptr + dst_offset as u64);
                 let lane = if bytes < self.beside.copies { Lane::Main } else { Lane::Up };
                 let stream = self.lanes.before(lane, std::iter::once(t.ptr), None.into_iter())?;
-                let (own, theirs) = (self.context.id, s.context.id);
+                let (Some(own), Some(theirs)) = (self.context.handle(), s.context.handle()) else {
+                    return Err(self.foreign("buffer"));
+                };
                 // SAFETY: ranges checked; both buffers are kept until the command has ended.
                 let code = unsafe { (d.cuMemcpyPeerAsync)(to, own, from, theirs, bytes, stream) };
                 self.context.check("cuMemcpyPeerAsync", code)?;
@@ -374,7 +376,7 @@ impl Queue for CudaQueue {
     }
 
     fn fence(&mut self) -> Result<Fence> {
-        self.context.enter()?;
+        self.context.alive()?;
         if self.lanes.is_dirty() {
             let reached = self.lanes.fence()?;
             self.issued += 1;

@@ -37,6 +37,9 @@ pub const ENDS_BY_EXPERIENCE: [CuResult; 3] = [214, 220, 999];
 
 pub const ATTRIBUTE_CLOCK_RATE: c_int = 13;
 pub const ATTRIBUTE_MULTIPROCESSOR_COUNT: c_int = 16;
+pub const ATTRIBUTE_COMPUTE_MODE: c_int = 20;
+pub const COMPUTE_PROHIBITED: u32 = 2;
+pub const COMPUTE_EXCLUSIVE: u32 = 3;
 pub const ATTRIBUTE_CC_MAJOR: c_int = 75;
 pub const ATTRIBUTE_CC_MINOR: c_int = 76;
 

@@ -36,7 +36,7 @@
 
 #define API extern "C" __attribute__((visibility("default")))
 
-enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101,
+enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, DEVICE_UNAVAILABLE = 46, NO_DEVICE = 100, INVALID_DEVICE = 101,
        INVALID_IMAGE = 200, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600,
        ILLEGAL_ADDRESS = 700, LAUNCH_OUT_OF_RESOURCES = 701, NOT_SUPPORTED = 801, INVALID_RESOURCE_TYPE = 914, INVALID_RESOURCE_CONFIGURATION = 915 };
 
@@ -44,11 +44,15 @@ static const size_t MEMORY = size_t(2) << 30;
 static std::atomic<int> sticky{0};
 static bool initialised = false;
 // A context for each device, of which STAND_IN_DEVICES says how many there are.
-static int context_tags[8];
-static int device_count() {
-  const char* n = getenv("STAND_IN_DEVICES");
-  return n ? atoi(n) : 1;
+static int context_tags[64];
+static int number(const char* variable, int otherwise) {
+  const char* n = getenv(variable);
+  return n ? atoi(n) : otherwise;
 }
+static int device_count() { return number("STAND_IN_DEVICES", 1); }
+// One that is closed to programs (nvidia-smi -c), and one that is for one program at a time, which another one has.
+static bool is_closed(int d) { return d == number("STAND_IN_CLOSED", -1); }
+static bool is_taken(int d) { return d == number("STAND_IN_TAKEN", -1); }
 static bool is_context(void* c) { return c >= (void*)context_tags && c < (void*)(context_tags + device_count()); }
 static thread_local void* current = nullptr;
 static thread_local unsigned current_since = 0;
@@ -262,13 +266,20 @@ API int cuDriverGetVersion(int* v) { *v = 12000; return OK; }
 API int cuDeviceGetCount(int* n) { *n = device_count(); return initialised ? OK : NOT_INITIALIZED; }
 API int cuDeviceGet(int* d, int i) { *d = i; return i >= 0 && i < device_count() ? OK : INVALID_DEVICE; }
 API int cuDeviceGetName(char* s, int n, int) { snprintf(s, n, "stand-in on the host (no GPU)"); return OK; }
-API int cuDeviceGetAttribute(int* v, int a, int) {
+API int cuDeviceGetAttribute(int* v, int a, int d) {
+  if (a == 20) return *v = is_closed(d) ? 2 : is_taken(d) ? 3 : 0, OK;
   // Compute capability 1.0 existed, but not with any compiler that this is used beside: no cache key is shared.
   *v = a == 13 ? 1000000 : a == 16 ? 2 : a == 75 ? 1 : a == 76 ? 0 : 0;
   return OK;
 }
 API int cuDeviceTotalMem_v2(size_t* n, int) { *n = MEMORY; return OK; }
-API int cuDevicePrimaryCtxRetain(void** c, int d) { *c = &context_tags[d]; return sticky; }
+API int cuDevicePrimaryCtxRetain(void** c, int d) {
+  if (is_closed(d) || is_taken(d)) return DEVICE_UNAVAILABLE;
+  // Whoever wants to know finds a line for each context that was asked for.
+  if (const char* path = getenv("STAND_IN_CONTEXTS")) std::ofstream(path, std::ios::app) << d << "\n";
+  *c = &context_tags[d];
+  return sticky;
+}
 API int cuDevicePrimaryCtxRelease_v2(int) { return OK; }
 static void forget_memory();
 // Everything of the context goes, whether anybody still needs it or not.

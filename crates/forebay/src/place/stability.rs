@@ -8,6 +8,8 @@
 //!    meanwhile is in the load, and the others stay.
 //! 3. After a move the task stays for as long as moving took, ten times over.
 
+use forebay_policy::{Counts, MAX_PLACED as MAX};
+
 /// Gain, as a part of the time at home, below which nobody moves.
 const THRESHOLD: f64 = 0.15;
 /// Between both steps, at least: twice the time between publications of the load, and its smoothing.
@@ -16,8 +18,6 @@ const SETTLE_NS: u64 = 60_000_000;
 const APART_NS: u64 = 250_000_000;
 /// What is staked on a move is to be had back this often.
 const STAY: u64 = 10;
-/// Most devices.
-const MAX: usize = 8;
 
 /// The decisions of a task.
 #[derive(Clone, Debug)]
@@ -63,7 +63,7 @@ impl Stability {
     /// What each device is to count as, given the ns that each is predicted to take under the present load (infinite: it is
     /// not there).
     /// `moving_ns` is what a move costs.
-    pub fn weigh(&mut self, now_ns: u64, predicted: &[f64], moving_ns: u64) -> [u64; MAX] {
+    pub fn weigh(&mut self, now_ns: u64, predicted: &[f64], moving_ns: u64) -> Counts {
         let predicted = &predicted[..predicted.len().min(MAX)];
         let at = |d: usize| predicted.get(d).copied().unwrap_or(f64::INFINITY);
         let (mut best, mut least) = (None, f64::INFINITY);

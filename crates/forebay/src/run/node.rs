@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_hal::cpu::Turn;
 use forebay_hal::{Buffer, Geometry, Kernel, Recorded};
-use forebay_policy::DeviceSet;
+use forebay_policy::{DeviceSet, MAX_PLACED};
 use smallvec::SmallVec;
 
 use super::dispatch::Running;
@@ -254,7 +254,7 @@ pub(crate) struct Node {
     /// And among what is in the ready queue (managed tasks only).
     pub(crate) served: Turn,
     /// Invocations by device number (managed tasks only).
-    pub(crate) by_device: [AtomicU64; 8],
+    pub(crate) by_device: [AtomicU64; MAX_PLACED],
     /// Moves to another home, and why devices are not chosen any more (adaptive placement).
     pub(crate) moves: AtomicU64,
     /// Predictions, and their mean error in millionths.

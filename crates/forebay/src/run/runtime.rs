@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use forebay_hal::cpu::{CpuDevice, Helpers, Pool as Workers};
 use forebay_hal::{Device, Kind, Recorded};
-use forebay_policy::{DeviceSet, Mode};
+use forebay_policy::{DeviceSet, MAX_PLACED, Mode};
 use forebay_proto::client::Account;
 
 use super::device::{DEPTH_PRIORITY, DEPTH_THROUGHPUT, DeviceHandle};
@@ -30,8 +30,8 @@ use crate::place::{Adapt, Load, Models};
 use crate::resident::Resident;
 use crate::template::Template;
 
-/// Most devices of a runtime.
-const MAX_DEVICES: usize = 8;
+/// Most devices of a runtime, with the CPU.
+pub const MAX_DEVICES: usize = MAX_PLACED;
 
 pub(crate) struct RuntimeInner {
     pub(crate) devices: Vec<Arc<DeviceHandle>>,
@@ -156,7 +156,7 @@ impl RuntimeBuilder {
     /// Opens the devices and starts the workers.
     ///
     /// # Errors
-    /// A device that refuses a queue; more than eight devices.
+    /// A device that refuses a queue; more than [`MAX_DEVICES`] devices.
     pub fn build(self) -> Result<Runtime> {
         let pool = match self.workers {
             Some(n) => Workers::new(n),
@@ -244,14 +244,16 @@ impl RuntimeBuilder {
     }
 }
 
-/// What a runtime uses when nothing is said: all CUDA devices, or else OpenCL devices that are no CPUs.
+/// What a runtime uses when nothing is said: all CUDA devices, or else OpenCL devices that are no CPUs; the first ones, where
+/// there are more than it can have.
 fn accelerators() -> Vec<Arc<dyn Device>> {
-    let (cuda, _) = forebay_hal::discover(&[Kind::Cuda]);
-    if !cuda.is_empty() {
-        return cuda;
+    let (mut found, _) = forebay_hal::discover(&[Kind::Cuda]);
+    if found.is_empty() {
+        found = forebay_hal::discover(&[Kind::OpenCl]).0;
+        found.retain(|d| !d.info().is_cpu);
     }
-    let (cl, _) = forebay_hal::discover(&[Kind::OpenCl]);
-    cl.into_iter().filter(|d| !d.info().is_cpu).collect()
+    found.truncate(MAX_DEVICES - 1);
+    found
 }
 
 impl Runtime {

@@ -63,7 +63,9 @@ pub struct InFlight {
 impl Stream {
     pub(super) fn new(engine: Arc<Engine>) -> Result<Self> {
         let device = engine.device();
-        let (queue, side, ring) = (device.queue()?, device.queue()?, Ring::new(&**device)?);
+        // Memory first: with it the driver has begun, and queues have all that they need.
+        let ring = Ring::new(&**device)?;
+        let (queue, side) = (device.queue()?, device.queue()?);
         let known = engine.known();
         let at_once = engine.is_in_host_memory();
         Ok(Stream {
