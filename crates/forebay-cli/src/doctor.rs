@@ -153,9 +153,11 @@ impl Two {
     /// On a GPU of this time kernels of a millisecond or so.
     const ROUNDS: u32 = 400_000;
 
-    fn start() -> Result<Self, String> {
+    /// On the GPU of this name, or else on CUDA's first.
+    fn start(uuid: Option<&str>) -> Result<Self, String> {
         let stage = Stage::new(false)?;
-        let start = || stage.plain(Kind::Cuda, Self::ROUNDS, &[], &[]);
+        let on: Vec<_> = uuid.map(|uuid| ("CUDA_VISIBLE_DEVICES", uuid)).into_iter().collect();
+        let start = || stage.plain_with(Kind::Cuda, Self::ROUNDS, &[], &[], &on);
         let programs = [start()?, start()?];
         Ok(Two { stage, programs })
     }
@@ -186,13 +188,14 @@ fn hardware(gpu: u32, of: usize, served: bool) {
     if served {
         return say("its driver answers; the rest is not tried beside a service that runs");
     }
-    match Two::start() {
+    let uuid = if of > 1 { forebayd::nvml::Gpu::open(gpu).ok().and_then(|g| g.uuid()) } else { None };
+    match Two::start(uuid.as_deref()) {
         Err(e) => {
             say(&format!("its driver answers; the rest was not tried, since two programs could not be started: {e}"))
         }
         Ok(two) => {
             let steps = trial::run(&own, &two);
-            if of > 1 && steps.first().is_some_and(|s| s.outcome.is_err()) {
+            if of > 1 && uuid.is_none() && steps.first().is_some_and(|s| s.outcome.is_err()) {
                 say(
                     "programs go to the first GPU of CUDA; if that is another one, what follows says nothing of this one",
                 );

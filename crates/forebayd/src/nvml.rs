@@ -6,12 +6,20 @@ use std::time::{Duration, Instant};
 
 use nvml_wrapper::Nvml;
 use nvml_wrapper::enums::device::UsedGpuMemory;
-use nvml_wrapper::error::NvmlError;
+use nvml_wrapper_sys::bindings::{
+    nvmlProcessUtilizationSample_t as Row, nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE as INSUFFICIENT_SIZE,
+    nvmlReturn_enum_NVML_ERROR_NOT_FOUND as NOT_FOUND, nvmlReturn_enum_NVML_SUCCESS as SUCCESS,
+};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::samples::{Sample, Samples};
 
-/// The driver samples a few times a second; to ask is two calls of it. Windows may be shorter.
+/// Rows of samples for which there is room. The driver refuses less than the 72 that it keeps, however few there are.
+const ROWS: usize = 256;
+/// Most of them.
+const MOST_ROWS: usize = 1 << 16;
+
+/// The driver samples a few times a second, and windows may be shorter.
 const LEAST_BETWEEN: Duration = Duration::from_millis(50);
 
 /// A GPU by its number (N of `/dev/nvidiaN`).
@@ -36,6 +44,11 @@ impl Gpu {
         Ok(Gpu { nvml: Rc::new(nvml), index, asked: None })
     }
 
+    /// Its name for CUDA_VISIBLE_DEVICES; none where NVML does not say.
+    pub fn uuid(&self) -> Option<String> {
+        self.nvml.device_by_index(self.index).and_then(|d| d.uuid()).ok()
+    }
+
     /// Processes that have a context on it, and how much of its memory each has, bytes; none where NVML does not say.
     ///
     /// # Errors
@@ -50,6 +63,32 @@ impl Gpu {
             *has = has.map_or(more, |b| Some(b.saturating_add(more.unwrap_or(0))));
         }
         Ok(all)
+    }
+}
+
+impl Gpu {
+    /// What it has sampled since; called past the wrapper, which asks for as many rows as there are.
+    fn rows(&self, since_us: u64) -> Result<Vec<Row>, String> {
+        let why = |what: String| format!("NVML: {what}");
+        let call = self.nvml.lib().nvmlDeviceGetProcessUtilization.as_ref().map_err(|e| why(e.to_string()))?;
+        let device = self.nvml.device_by_index(self.index).map_err(|e| why(e.to_string()))?;
+        let mut room = ROWS;
+        loop {
+            let none = Row { pid: 0, timeStamp: 0, smUtil: 0, memUtil: 0, encUtil: 0, decUtil: 0 };
+            let (mut rows, mut n) = (vec![none; room], room as u32);
+            // SAFETY: the handle is the device's, which lives; there are as many rows as is said.
+            let code = unsafe { call(device.handle(), rows.as_mut_ptr(), &mut n, since_us) };
+            match code {
+                SUCCESS => {
+                    rows.truncate(n as usize);
+                    return Ok(rows);
+                }
+                // Nothing new.
+                NOT_FOUND => return Ok(Vec::new()),
+                INSUFFICIENT_SIZE if room < MOST_ROWS => room = (2 * room).max(n as usize).min(MOST_ROWS),
+                other => return Err(why(format!("error {other} from nvmlDeviceGetProcessUtilization"))),
+            }
+        }
     }
 }
 
@@ -68,20 +107,9 @@ impl Samples for Gpu {
             return Ok(Vec::new());
         }
         self.asked = Some(Instant::now());
-        let said = self.nvml.device_by_index(self.index).and_then(|d| d.process_utilization_stats(since_us));
-        match said {
-            Ok(all) => {
-                let sample = |s: nvml_wrapper::struct_wrappers::device::ProcessUtilizationSample| Sample {
-                    pid: s.pid,
-                    at_us: s.timestamp,
-                    percent: s.sm_util,
-                };
-                // Rows that it has not filled have no process.
-                Ok(all.into_iter().map(sample).filter(|s| s.pid != 0).collect())
-            }
-            // Nothing new; or more than there were a moment ago, which the next look will find.
-            Err(NvmlError::NotFound | NvmlError::InsufficientSize(_)) => Ok(Vec::new()),
-            Err(e) => Err(format!("NVML: {e}")),
-        }
+        let rows = self.rows(since_us)?;
+        // Rows that it has not filled have no process.
+        let filled = rows.into_iter().filter(|r| r.pid != 0);
+        Ok(filled.map(|r| Sample { pid: r.pid, at_us: r.timeStamp, percent: r.smUtil }).collect())
     }
 }

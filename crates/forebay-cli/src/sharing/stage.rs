@@ -196,9 +196,21 @@ impl Stage {
     /// Starts a program that knows nothing of Forebay ([`super::plain`]), with kernels of so many rounds and these further
     /// options, as [`Stage::run`].
     pub fn plain(&self, device: Kind, rounds: u32, options: &[&str], class: &[&str]) -> Result<Actor, String> {
+        self.plain_with(device, rounds, options, class, &[])
+    }
+
+    /// The same, with these variables.
+    pub fn plain_with(
+        &self,
+        device: Kind,
+        rounds: u32,
+        options: &[&str],
+        class: &[&str],
+        variables: &[(&str, &str)],
+    ) -> Result<Actor, String> {
         let (this, rounds) = (this()?.display().to_string(), rounds.to_string());
         let program = [&this, "demo", "sharing-plain", "--device", device.name(), "--rounds", &rounds];
-        self.run(&[&program[..], options].concat(), class, &[])
+        self.run(&[&program[..], options].concat(), class, variables)
     }
 
     /// Starts any program that reports as these do, and waits until it works: where there is a service by `forebay run` with

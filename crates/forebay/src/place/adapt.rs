@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_hal::Direction;
-use forebay_policy::{Counts, DeviceSet, MAX_PLACED};
+use forebay_policy::{Counts, MAX_PLACED};
 use forebay_proto::client::Account;
 
 use super::cores::Cores;
@@ -50,8 +50,6 @@ pub(crate) struct Choice {
     since: u32,
     /// How much of the load it feels: 1 is all of it. What is short may run in its first slice of time as if there were none.
     feels: f64,
-    /// What moving the data of the last invocation there and back costs, ns.
-    moving_ns: u64,
 }
 
 impl Choice {
@@ -86,8 +84,7 @@ pub(crate) struct Adapt {
     cores: Cores,
     /// Threads of others that wanted the cores when it was placed.
     pub(crate) others: f64,
-    /// Size and hint of the invocation that was placed last.
-    at: (u64, f64),
+    at: Situation,
     /// What may be spent on measuring, ns.
     budget: f64,
     /// What was predicted for each device, with copies, under the load of that moment; infinite where it is worth nothing.
@@ -117,7 +114,7 @@ impl Adapt {
             load: load.clone(),
             others: 0.0,
             cores,
-            at: (0, 0.0),
+            at: Situation::default(),
             budget: 0.0,
             predicted: [f64::INFINITY; MAX_PLACED],
             errors: (0, 0.0),
@@ -140,7 +137,6 @@ impl Adapt {
             unwritten: 0,
             since: 0,
             feels: 1.0,
-            moving_ns: 0,
         });
     }
 
@@ -169,33 +165,24 @@ impl Adapt {
     pub(crate) fn weigh(
         &mut self,
         now_ns: u64,
-        at: &Situation,
+        at: Situation,
         account: &dyn Fn(usize) -> Option<Arc<Account>>,
     ) -> Counts {
-        self.at = (at.size, at.hint);
+        self.at = at;
         let mut predicted = [f64::INFINITY; MAX_PLACED];
-        let mut unknown = DeviceSet::default();
+        let mut unknown = [false; MAX_PLACED];
         let (mut natural, mut best) = ((f64::INFINITY, 0), f64::INFINITY);
         let tables = fixed::tables();
         let position = position(at.size, tables);
         let (others, own) = self.load.both();
         let busy = others + f64::from(own);
         self.others = others;
-        // What moving costs is staked: the dearest way to where the data is not.
-        let mut stake = 0;
-        for i in 0..self.choices.len() {
-            let moving_ns = at.copies_ns[self.choices[i].device];
-            self.choices[i].moving_ns = moving_ns;
-            stake = stake.max(moving_ns);
-            let c = &self.choices[i];
-            if c.refused.is_some() {
-                continue;
-            }
+        for c in self.choices.iter().filter(|c| c.refused.is_none()) {
             let share = self.share(c, busy, account);
             self.shares[c.device] = share;
             let (told, known) = c.model.look(position, at.hint, tables);
-            unknown = if known { unknown } else { unknown.with(c.device) };
-            let copies = moving_ns as f64;
+            unknown[c.device] = !known;
+            let copies = at.copies_ns[c.device] as f64;
             let ns = copies + told * c.slowed(share);
             predicted[c.device] = ns;
             if let Some(width) = c.width {
@@ -207,7 +194,9 @@ impl Adapt {
                 natural = (copies + told, c.device);
             }
         }
-        self.predicted[..self.devices].fill(f64::INFINITY);
+        // What moving costs is staked: the dearest way to where the data is not.
+        let stake = self.choices.iter().map(|c| at.copies_ns[c.device]).max().unwrap_or(0);
+        self.predicted = [f64::INFINITY; MAX_PLACED];
         let stability = &mut self.stability[natural.1];
         let mut counts = stability.weigh(now_ns, &predicted[..self.devices], stake);
         for c in self.choices.iter().filter(|c| c.refused.is_none()) {
@@ -217,13 +206,13 @@ impl Adapt {
                 continue;
             }
             // The first invocations go everywhere, unless that is hopeless. Until then nobody is at home anywhere.
-            if unknown.has(c.device) && (ns < HOPELESS * best || best == ns) {
+            if unknown[c.device] && (ns < HOPELESS * best || best == ns) {
                 counts[c.device] = 0;
                 stability.unsettle();
-            } else if !unknown.has(c.device) {
+            } else if !unknown[c.device] {
                 self.predicted[c.device] = ns;
             }
-            if (unknown.has(c.device) || c.since >= STALE) && ns < self.budget {
+            if (unknown[c.device] || c.since >= STALE) && ns < self.budget {
                 // Perhaps what is known of it was bad luck.
                 counts[c.device] = 0;
             }
@@ -247,18 +236,18 @@ impl Adapt {
         for (j, c) in self.choices.iter_mut().enumerate() {
             c.since = if i == j { 0 } else { c.since.saturating_add(1) };
         }
-        let ((size, hint), c) = (self.at, &mut self.choices[i]);
+        let (at, c) = (self.at, &mut self.choices[i]);
         if self.stability.iter().all(|s| s.home() != Some(device)) {
             self.budget = (self.budget - ns as f64).max(0.0);
         }
-        let own = (ns as f64 - c.moving_ns as f64).max(OWN_PART * ns as f64);
+        let own = (ns as f64 - at.copies_ns[device] as f64).max(OWN_PART * ns as f64);
         let tables = fixed::tables();
-        let (told, known) = c.model.look(position(size, tables), hint, tables);
+        let (told, known) = c.model.look(position(at.size, tables), at.hint, tables);
         if known && share < LOADED && told < f64::INFINITY {
             let felt = ((own / told - 1.0) / (1.0 / share - 1.0)).clamp(0.0, MOST_FELT);
             c.feels += (felt - c.feels) * FEELING;
         }
-        c.model.record(Sample { size, hint, ns: own / c.slowed(share) });
+        c.model.record(Sample { size: at.size, hint: at.hint, ns: own / c.slowed(share) });
         c.unwritten += 1;
         if c.unwritten >= WRITE_EVERY && self.written.elapsed() >= WRITE_APART {
             self.write(i);
@@ -271,7 +260,7 @@ impl Adapt {
             c.refused = Some(why.to_owned());
         }
         let left = self.choices.iter().filter(|c| c.refused.is_none());
-        let time = |c: &&Choice| c.model.predict(self.at.0, self.at.1).map_or(f64::INFINITY, |p| p.ns);
+        let time = |c: &&Choice| c.model.predict(self.at.size, self.at.hint).map_or(f64::INFINITY, |p| p.ns);
         left.min_by(|a, b| time(a).total_cmp(&time(b))).map(|c| c.device)
     }
 
@@ -320,7 +309,7 @@ pub fn decision_cost(rounds: u32, engine: Option<&Engine>) -> f64 {
                 at.copies_ns[d] = e.cost_ns(Direction::ToDevice, at.size, Host::Pinned);
             }
         }
-        std::hint::black_box(adapt.weigh(u64::from(i), &at, &|_| None));
+        std::hint::black_box(adapt.weigh(u64::from(i), at, &|_| None));
     }
     begun.elapsed().as_nanos() as f64 / f64::from(rounds)
 }
@@ -338,7 +327,7 @@ mod tests {
         (0..2).for_each(|d| adapt.add(d, format!("device {d}"), Vec::new(), None));
         let (mut now, mut measured, mut at, mut bad) = (0, 0, Vec::new(), 0);
         for _ in 0..3000 {
-            let counts = adapt.weigh(now, &Situation { size: 1000, ..Situation::default() }, &|_| None);
+            let counts = adapt.weigh(now, Situation { size: 1000, ..Situation::default() }, &|_| None);
             let device = usize::from(counts[1] < counts[0]);
             measured += device;
             // The first warms up, the second is the spike.

@@ -66,7 +66,7 @@ fn run(s: &Story, seed: u64) -> Outcome {
         let takes = [0, 1].map(|d| alone[d] * moment.slow[d] * noise);
         let mut at = Situation { size, ..Situation::default() };
         at.copies_ns[1] = (s.copies)(size);
-        let counts = adapt.weigh(now as u64, &at, &|_| None);
+        let counts = adapt.weigh(now as u64, at, &|_| None);
         let device = usize::from(counts[1] < counts[0]);
         adapt.took(device, takes[device] as u64, &|_| None);
         changes += usize::from(device != last);

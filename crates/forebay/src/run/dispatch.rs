@@ -149,7 +149,7 @@ impl Dispatcher {
             let near = if self.mode == Mode::DataAware { nearest(core, node, own) } else { None };
             match own.adapt.take() {
                 Some(mut adapt) => {
-                    let counts = adapt.weigh(now, &situation(core, node, own), &|d| runtime.account(d));
+                    let counts = adapt.weigh(now, situation(core, node, own), &|d| runtime.account(d));
                     let (work, others) = (adapt.work, (adapt.others * 1000.0) as u64);
                     own.adapt = Some(adapt);
                     (near, counts, work, Some(others))

@@ -102,6 +102,8 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *d, unsigned *n, struct info *o
 int nvmlDeviceGetProcessUtilization(void *d, struct sample *out, unsigned *n, u64 since) {
   pthread_mutex_lock(&lock);
   unsigned have = 0, room = out ? *n : 0;
+  // What it keeps, whatever there is of it.
+  if (room < 72) return pthread_mutex_unlock(&lock), INSUFFICIENT_SIZE;
   for (unsigned i = 0; i < count && last_ns / 1000 > since; i++) {
     if (!seen[i].percent) continue;
     if (have < room) out[have] = (struct sample){seen[i].pid, last_ns / 1000, seen[i].percent > 100 ? 100 : seen[i].percent};
