@@ -21,8 +21,13 @@ fn words() -> Template {
 }
 
 fn sim_runtime(fusion: bool, mode: Mode) -> Runtime {
-    let sim: Arc<dyn forebay::hal::Device> = Arc::new(SimDevice::new(Model::default()));
-    Runtime::builder().devices(vec![sim]).fusion(fusion).mode(mode).build().unwrap()
+    sims_runtime(1, fusion, mode)
+}
+
+fn sims_runtime(sims: usize, fusion: bool, mode: Mode) -> Runtime {
+    let sim = || Arc::new(SimDevice::new(Model::default())) as Arc<dyn forebay::hal::Device>;
+    let sims = (0..sims).map(|_| sim()).collect();
+    Runtime::builder().devices(sims).fusion(fusion).mode(mode).build().unwrap()
 }
 
 fn regions(run: &Running) -> Vec<Option<String>> {
@@ -103,7 +108,7 @@ fn nodes() -> impl Strategy<Value = Vec<Node>> {
 }
 
 /// Runs a random graph and compares every drained value with the reference; returns how many tasks were fused.
-fn check(nodes: &[Node], rounds: u64, fusion: bool, mode: Mode) -> usize {
+fn check(nodes: &[Node], sims: usize, rounds: u64, fusion: bool, mode: Mode) -> usize {
     let mut g = Graph::new("random");
     let (mut ids, mut feeds): (Vec<TaskId>, Vec<_>) = (Vec::new(), Vec::new());
     for (i, n) in nodes.iter().enumerate() {
@@ -119,7 +124,7 @@ fn check(nodes: &[Node], rounds: u64, fusion: bool, mode: Mode) -> usize {
     }
     let drained: Vec<usize> = (0..nodes.len()).filter(|&i| nodes[i].drained).collect();
     let drains: Vec<_> = drained.iter().map(|&i| (i, g.drain((ids[i], "o"), 2).unwrap())).collect();
-    let run = sim_runtime(fusion, mode).start(g).unwrap();
+    let run = sims_runtime(sims, fusion, mode).start(g).unwrap();
     let value = |round: u64, f: usize, e: usize| round.wrapping_mul(1_000_003) ^ (f * N + e) as u64;
     std::thread::scope(|s| {
         s.spawn(|| {
@@ -156,9 +161,9 @@ fn check(nodes: &[Node], rounds: u64, fusion: bool, mode: Mode) -> usize {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 150, max_shrink_iters: 20, ..ProptestConfig::default() })]
     #[test]
-    fn fused_graphs_give_what_the_reference_gives(nodes in nodes(), mode in 0usize..4) {
-        check(&nodes, 12, true, Mode::ALL[mode]);
-        prop_assert_eq!(check(&nodes, 2, false, Mode::ALL[mode]), 0);
+    fn fused_graphs_give_what_the_reference_gives(nodes in nodes(), mode in 0usize..4, sims in 1usize..4) {
+        check(&nodes, sims, 12, true, Mode::ALL[mode]);
+        prop_assert_eq!(check(&nodes, sims, 2, false, Mode::ALL[mode]), 0);
     }
 }
 
@@ -194,6 +199,50 @@ fn a_chain_and_a_tree_become_one_region_and_priority_keeps_them_apart() {
     g.drain((last.unwrap(), "o"), 1).unwrap();
     let run = sim_runtime(true, Mode::default()).start(g).unwrap();
     assert!(regions(&run).iter().all(|r| r.as_deref() == Some("n0 + n1 + n2 + n3")), "{:?}", regions(&run));
+}
+
+/// What could run side by side is left to several devices; a chain goes to one of them, and the next item to another.
+#[test]
+fn with_several_devices_chains_are_regions_and_go_to_all_of_them() {
+    let slow = || {
+        let model = Model { launch_ns: 200_000, ..Model::default() };
+        SimDevice::new(model)
+    };
+    let sims: Vec<SimDevice> = (0..2).map(|_| slow()).collect();
+    let devices = sims.iter().map(|s| Arc::new(s.clone()) as Arc<dyn forebay::hal::Device>).collect();
+    let rt = Runtime::builder().devices(devices).mode(Mode::FirstAvailable).build().unwrap();
+    let (g, feed, drain, _) = device_chain(6, 4);
+    let run = rt.start(g).unwrap();
+    assert!(regions(&run).iter().all(|r| r.as_deref() == Some("n0 … n5 (6 tasks)")), "{:?}", regions(&run));
+    let want = |i: u64| [(0..6).fold(i, |v, n| mix(n, &[v])); N];
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            for i in 0..200u64 {
+                run.push(feed, Datablock::from_slice(words(), &[i; N]).unwrap()).unwrap();
+            }
+        });
+        for i in 0..200u64 {
+            assert_eq!(run.pull(drain).unwrap().as_slice::<u64>().unwrap(), want(i));
+        }
+    });
+    let on = sims.iter().map(SimDevice::launches).collect::<Vec<_>>();
+    assert!(on.iter().sum::<u64>() >= 200 && on.iter().all(|n| *n > 0), "{on:?}");
+    // A diamond: its branches are two chains, with the ends apart.
+    let mut g = Graph::new("diamond");
+    let top = g.add(mixer(0, 1, false, true)).unwrap();
+    let join = g.add(mixer(9, 2, false, true)).unwrap();
+    for branch in 0..2 {
+        let ids: Vec<TaskId> = (0..3).map(|i| g.add(mixer(1 + 3 * branch + i, 1, false, true)).unwrap()).collect();
+        ids.windows(2).for_each(|w| g.connect((w[0], "o"), (w[1], "i0")).unwrap());
+        g.connect((top, "o"), (ids[0], "i0")).unwrap();
+        g.connect((ids[2], "o"), (join, &format!("i{branch}"))).unwrap();
+    }
+    g.feed((top, "i0"), 1).unwrap();
+    g.drain((join, "o"), 1).unwrap();
+    let run = rt.start(g).unwrap();
+    let all = regions(&run);
+    let distinct: std::collections::HashSet<_> = all.iter().flatten().collect();
+    assert!(distinct.len() == 2 && distinct.iter().all(|r| r.contains(" + ")), "{all:?}");
 }
 
 #[test]

@@ -1,8 +1,8 @@
-//! Fusion: a static region that can run on one accelerator only becomes one task with many launches.
+//! Fusion: a static region that can run on accelerators only, all of one kind, becomes one task with many launches.
 //!
 //! The device then gets a region as one list ([`forebay_hal::Queue::launch_list`]), which CUDA replays as a graph, and
 //! blocks inside a region are scratch memory with fixed addresses ([`super::scratch`]). Rules:
-//! 1. A member runs on exactly one device, an accelerator, by kernels; it has at least one input, only Input and Sticky
+//! 1. A member runs on accelerators of one kind only, by kernels; it has at least one input, only Input and Sticky
 //!    ports, and no iteration groups. Everything about one invocation is known beforehand, save the geometry.
 //! 2. A channel inside a region has no predicate, does not end in a Sticky port, and is the only one from its port if
 //!    the block is overwritten in place behind it.
@@ -10,7 +10,9 @@
 //!    region at once withholds nothing that the tasks alone would have given.
 //! 4. What the channels inside would have held, the channels into the region hold instead: a program that pushes ahead
 //!    blocks no sooner than before. (A blocking push uses that room only after it has waited a little: running.rs.)
-//! 5. Under [`Mode::Priority`](forebay_policy::Mode) nothing is fused: a decision between tasks needs tasks apart.
+//! 5. Where there are several such accelerators a region is a chain. What could run side by side may be worth as many of them;
+//!    a chain on several would only carry its data from one to the other, and as one task its items go to all of them.
+//! 6. Under [`Mode::Priority`](forebay_policy::Mode) nothing is fused: a decision between tasks needs tasks apart.
 
 use std::collections::HashMap;
 
@@ -49,17 +51,24 @@ pub(crate) struct Fused {
     pub(crate) room: Vec<(u32, usize)>,
 }
 
-/// Finds the regions of a graph. `device` tells the kind of the one accelerator that a task can run on, if there is
-/// exactly one and no other way to run it.
-pub(crate) fn fuse(parts: Parts<'_>, device: impl Fn(&Task) -> Option<Kind>) -> Vec<Fused> {
+/// Finds the regions of a graph. `device` tells the kind of the accelerators that a task can run on, if there is no other way to
+/// run it, and whether there are several.
+pub(crate) fn fuse(parts: Parts<'_>, device: impl Fn(&Task) -> Option<Able>) -> Vec<Fused> {
     let planner = Planner::new(parts, device);
     planner.regions().into_iter().map(|members| planner.merge(members)).collect()
 }
 
+/// What can run a task: accelerators of this kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Able {
+    pub(crate) kind: Kind,
+    pub(crate) several: bool,
+}
+
 struct Planner<'a> {
     g: Parts<'a>,
-    /// Kind of the one device of each candidate (rule 1).
-    kind: Vec<Option<Kind>>,
+    /// What can run each candidate (rule 1).
+    able: Vec<Option<Able>>,
     /// Whether each channel may lie inside a region (rule 2).
     joins: Vec<bool>,
     /// Position of each candidate in the order of data.
@@ -76,45 +85,45 @@ fn ends(c: &Channel) -> Option<((usize, usize), (usize, usize))> {
 }
 
 impl<'a> Planner<'a> {
-    fn new(g: Parts<'a>, device: impl Fn(&Task) -> Option<Kind>) -> Self {
+    fn new(g: Parts<'a>, device: impl Fn(&Task) -> Option<Able>) -> Self {
         let candidate = |t: &Task| {
             let static_ports = t.inputs.iter().all(|p| matches!(p.kind, PortKind::Input | PortKind::Sticky));
             let simple = static_ports && !t.inputs.is_empty() && t.iterations.is_none();
             device(t).filter(|_| simple)
         };
-        let kind: Vec<Option<Kind>> = g.tasks.iter().map(candidate).collect();
+        let able: Vec<Option<Able>> = g.tasks.iter().map(candidate).collect();
         let joins = |c: &Channel| {
             let Some(((a, p), (b, q))) = ends(c) else { return false };
             let in_place = g.tasks[b].outputs.iter().any(|o| o.from_input == Some(q));
-            kind[a].is_some()
-                && kind[a] == kind[b]
+            able[a].is_some()
+                && able[a] == able[b]
                 && g.tasks[a].priority == g.tasks[b].priority
                 && c.predicate == Predicate::Always
                 && g.tasks[b].inputs[q].kind == PortKind::Input
                 && (!in_place || g.out_of[a][p].len() == 1)
         };
         let joins: Vec<bool> = g.channels.iter().map(joins).collect();
-        let rank = Self::order(g, &kind);
-        Planner { g, kind, joins, rank }
+        let rank = Self::order(g, &able);
+        Planner { g, able, joins, rank }
     }
 
     /// Candidates in the order of data: the checked graph has no cycle without an initializer, and no candidate has one.
-    fn order(g: Parts<'_>, kind: &[Option<Kind>]) -> Vec<usize> {
+    fn order(g: Parts<'_>, able: &[Option<Able>]) -> Vec<usize> {
         let mut before = vec![0usize; g.tasks.len()];
-        let between = |c: &&Channel| ends(c).is_some_and(|((a, _), (b, _))| kind[a].is_some() && kind[b].is_some());
+        let between = |c: &&Channel| ends(c).is_some_and(|((a, _), (b, _))| able[a].is_some() && able[b].is_some());
         for c in g.channels.iter().filter(between) {
             if let Some((_, (b, _))) = ends(c) {
                 before[b] += 1;
             }
         }
-        let mut free: Vec<usize> = (0..g.tasks.len()).rev().filter(|&t| kind[t].is_some() && before[t] == 0).collect();
+        let mut free: Vec<usize> = (0..g.tasks.len()).rev().filter(|&t| able[t].is_some() && before[t] == 0).collect();
         let mut rank = vec![usize::MAX; g.tasks.len()];
         let mut next = 0;
         while let Some(t) = free.pop() {
             rank[t] = next;
             next += 1;
             for &c in g.out_of[t].iter().flatten() {
-                if let Some((_, (b, _))) = ends(&g.channels[c as usize]).filter(|(_, (b, _))| kind[*b].is_some()) {
+                if let Some((_, (b, _))) = ends(&g.channels[c as usize]).filter(|(_, (b, _))| able[*b].is_some()) {
                     before[b] -= 1;
                     if before[b] == 0 {
                         free.push(b);
@@ -181,13 +190,30 @@ impl<'a> Planner<'a> {
         sets.into_iter().filter(|s| s.len() > 1).collect()
     }
 
-    /// Rules 2 and 3, and the limits on ports. `members` are in the order of data.
+    /// Rule 5.
+    fn is_chain(&self, members: &[u32], inside: &std::collections::HashSet<usize>) -> bool {
+        let within = |c: &&u32| {
+            ends(&self.g.channels[**c as usize])
+                .is_some_and(|((a, _), (b, _))| inside.contains(&a) && inside.contains(&b))
+        };
+        members.iter().all(|&m| {
+            let before = self.g.into[m as usize].iter().flatten().filter(within).count();
+            let behind = self.g.out_of[m as usize].iter().flatten().filter(within).count();
+            before <= 1 && behind <= 1
+        })
+    }
+
+    /// Rules 2, 3 and 5, and the limits on ports. `members` are in the order of data.
     fn valid(&self, members: &[u32]) -> bool {
         let g = self.g;
         // Inputs from outside that each member depends on, a bit each.
         let mut reach: HashMap<usize, u64> = HashMap::with_capacity(members.len());
         let (mut entering, mut leaving) = (0usize, 0usize);
         let inside: std::collections::HashSet<usize> = members.iter().map(|&m| m as usize).collect();
+        let several = members.iter().any(|&m| self.able[m as usize].is_some_and(|a| a.several));
+        if several && !self.is_chain(members, &inside) {
+            return false;
+        }
         for &m in members {
             let m = m as usize;
             let mut bits = 0;
@@ -390,7 +416,7 @@ impl<'a> Merge<'a> {
 
     fn launches(&self, m: usize) -> Vec<Launch> {
         let of = |i: &Impl| match i {
-            Impl::Kernels(k, launches) if Some(*k) == self.p.kind[m] => Some(launches.clone()),
+            Impl::Kernels(k, launches) if self.p.able[m].is_some_and(|a| a.kind == *k) => Some(launches.clone()),
             _ => None,
         };
         let mut launches = self.p.g.tasks[m].impls.iter().find_map(of).unwrap_or_default();
@@ -433,8 +459,8 @@ impl<'a> Merge<'a> {
                 out_of.push(v.leaving);
             }
         }
-        if let Some(kind) = self.p.kind[members[0] as usize] {
-            task.impls.push(Impl::Kernels(kind, launches));
+        if let Some(able) = self.p.able[members[0] as usize] {
+            task.impls.push(Impl::Kernels(able.kind, launches));
         }
         Fused { task, into: self.into, out_of, members, inside, room }
     }

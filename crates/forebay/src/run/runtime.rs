@@ -15,7 +15,7 @@ use forebay_proto::client::Account;
 use super::device::{DEPTH_PRIORITY, DEPTH_THROUGHPUT, DeviceHandle};
 use super::dispatch::Dispatcher;
 use super::exec::MAX_ARGS;
-use super::fuse::{Parts, fuse};
+use super::fuse::{Able, Parts, fuse};
 use super::gate::Gate;
 use super::host::HostEnd;
 use super::node::{Chan, Core, EndRef, Few, Imp, In, InKind, KArg, KLaunch, Node, Out, PoolRef, Trim};
@@ -323,7 +323,7 @@ impl Runtime {
         }
         let Graph { name, tasks, channels, into, out_of, .. } = graph;
         let parts = Parts { tasks: &tasks, channels: &channels, into: &into, out_of: &out_of };
-        let regions = if rt.fusion { fuse(parts, |t| self.only_accelerator(t)) } else { Vec::new() };
+        let regions = if rt.fusion { fuse(parts, |t| self.only_accelerators(t)) } else { Vec::new() };
         let templates = tasks.iter().map(|t| t.outputs.iter().map(|p| p.template).collect::<Vec<Template>>()).collect();
         let mut lead: Vec<u32> = (0..tasks.len() as u32).collect();
         let mut inside: Vec<Option<u32>> = vec![None; channels.len()];
@@ -400,8 +400,8 @@ impl Runtime {
         Ok(running)
     }
 
-    /// The kind of the one accelerator that can run a task, if nothing else can.
-    fn only_accelerator(&self, task: &Task) -> Option<Kind> {
+    /// The accelerators that can run a task, if nothing else can, and they are of one kind.
+    fn only_accelerators(&self, task: &Task) -> Option<Able> {
         let can = |d: &&Arc<DeviceHandle>| {
             task.impls.iter().any(|i| match i {
                 Impl::Host(_) => d.is_host(),
@@ -411,7 +411,9 @@ impl Runtime {
             })
         };
         let mut able = self.0.devices.iter().filter(can);
-        able.next().filter(|d| able.next().is_none() && !d.is_host()).map(|d| d.kind())
+        let kind = able.next().filter(|d| !d.is_host())?.kind();
+        let others: Vec<Kind> = able.map(|d| d.kind()).collect();
+        others.iter().all(|k| *k == kind).then_some(Able { kind, several: !others.is_empty() })
     }
 
     fn node(&self, index: u32, task: Task, ins: &[Option<u32>], outs: &[Vec<u32>]) -> Result<Node> {
