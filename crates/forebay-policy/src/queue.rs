@@ -28,8 +28,9 @@ pub const WAIT_LIMIT: i64 = 10;
 /// The least that an adaptively placed task waits for the device where it belongs.
 pub const PATIENCE_NS: u64 = 20_000_000;
 
-/// Most devices that adaptive placement distinguishes: the cores, eight GPUs, and some more.
-pub const MAX_PLACED: usize = 16;
+/// Most devices that adaptive placement distinguishes: the cores, eight GPUs, and some more. Each decision fills arrays of this
+/// length.
+pub const MAX_PLACED: usize = 12;
 
 /// What a task is predicted to take on each device, ns; [`u64::MAX`] where it cannot run or nothing is known.
 pub type Counts = [u64; MAX_PLACED];

@@ -336,10 +336,10 @@ fn a_runtime_takes_the_gpus_of_a_large_server_and_the_first_of_a_larger_one() {
     }
     let there = forebay::hal::discover(&[Kind::Cuda]).0;
     let rt = Runtime::builder().service(false).build().unwrap();
-    assert_eq!(rt.devices().len(), (there.len() + 1).min(16));
-    if there.len() > 15 {
+    assert_eq!(rt.devices().len(), (there.len() + 1).min(12));
+    if there.len() > 11 {
         let refused = Runtime::builder().devices(there).build().map(drop);
-        assert!(refused.unwrap_err().to_string().contains("the limit is 16"));
+        assert!(refused.unwrap_err().to_string().contains("the limit is 12"));
     }
     // Placed in any way, among all of them.
     for mode in [Mode::FirstAvailable, Mode::DataAware, Mode::Adaptive] {

@@ -418,3 +418,53 @@ fn goals_are_pursued_whatever_the_tracker_does() {
         assert!(!log.is_empty() && log.iter().all(|d| d.action.is_none() && d.why.contains("says nothing")), "{log:?}");
     }
 }
+
+#[test]
+fn a_goal_that_is_given_up_while_its_tracker_is_asked_lowers_nothing_any_more() {
+    use forebay::place::{Goal, Pursuit};
+    let _alone = alone();
+    let rt = Runtime::builder().cpu_only().mode(Mode::Adaptive).workers(2).service(false);
+    let rt = rt.models(Arc::new(Models::off())).build().unwrap();
+    let t = Template::array::<f32>([N]);
+    let task = rt.accelerate(1, || Task::new("t").input("x", t).output("y", t).host(|_| Ok(()))).unwrap();
+    // At which question the program is asked for less, and how often it was, if the goal is given up at question `last`.
+    let run = |last: usize| {
+        let [questions, lowered, at] = [(); 3].map(|()| Arc::new(AtomicUsize::new(0)));
+        let pursuit: Arc<Mutex<Option<Pursuit>>> = Arc::default();
+        let (asked, mine) = (questions.clone(), pursuit.clone());
+        let tracker = move || {
+            if asked.fetch_add(1, Ordering::Relaxed) + 1 == last {
+                drop(mine.lock().unwrap().take());
+            }
+            1.0
+        };
+        let (asked, less, first) = (questions.clone(), lowered.clone(), Arc::clone(&at));
+        let fidelity = move |_| {
+            less.fetch_add(1, Ordering::Relaxed);
+            let _ = AtomicUsize::compare_exchange(
+                &first,
+                0,
+                asked.load(Ordering::Relaxed),
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+            );
+        };
+        *pursuit.lock().unwrap() = Some(task.pursue(Goal::Throughput(1e9), tracker, 3, fidelity).unwrap());
+        let begun = Instant::now();
+        let over = || match last {
+            usize::MAX => lowered.load(Ordering::Relaxed) > 0,
+            _ => pursuit.lock().unwrap().is_none(),
+        };
+        while !over() {
+            assert!(begun.elapsed() < Duration::from_secs(20), "{questions:?} questions, and no end");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // Longer than a look takes.
+        std::thread::sleep(Duration::from_millis(800));
+        drop(pursuit.lock().unwrap().take());
+        (at.load(Ordering::Relaxed), lowered.load(Ordering::Relaxed))
+    };
+    let (question, lowered) = run(usize::MAX);
+    assert!(question > 0 && lowered > 0);
+    assert_eq!(run(question), (0, 0), "it was asked for less after it had given up");
+}
