@@ -17,5 +17,5 @@ mod trace;
 mod width;
 
 pub use running::{ChannelStats, GraphState, Running, Snapshot, TaskStats};
-pub use runtime::{Runtime, RuntimeBuilder};
+pub use runtime::{MAX_DEVICES, Runtime, RuntimeBuilder};
 pub use trace::{CopySpan, Recording, Span, TRACE_VARIABLE};
