@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use common::{Service, hog, until};
 use forebay_proto::client::{Account, Connection, Error, Session};
 use forebay_proto::memory::Mapped;
-use forebay_proto::page::{ClientPage, ProgramPage};
+use forebay_proto::page::{ClientPage, MAX_DEVICES, ProgramPage};
 use forebay_proto::socket;
 use forebay_proto::wire::{self, Class, MAX_REQUEST, Refusal, Reply, Request};
 
@@ -104,10 +104,10 @@ fn limits_are_refusals_and_connections_are_given_back() {
     let c = s.connect();
     let join = |d: &str| c.ask(&Request::Join { device: d.into() });
     assert!(matches!(join("tpu"), Err(Error::Refused(Refusal::NoDevice(_)))));
-    for _ in 0..8 {
+    for _ in 0..MAX_DEVICES {
         join("gpu").unwrap();
     }
-    assert!(matches!(join("cpu"), Err(Error::Refused(Refusal::Limit { limit: 8, .. }))));
+    assert!(matches!(join("cpu"), Err(Error::Refused(Refusal::Limit { limit, .. })) if limit == MAX_DEVICES as u64));
     assert!(matches!(c.ask(&Request::Leave { account: 200 }), Err(Error::Refused(_))));
     c.ask(&Request::Leave { account: 3 }).unwrap();
     assert_eq!(join("cpu").unwrap(), Reply::Joined { account: 3, metered: true });
