@@ -65,9 +65,6 @@ impl Client {
                 return Err(Error::UnknownDriver { found, known: SERIES });
             }
         }
-        if several && several::gpu_of(&*client.file, handle, client.subdevice)? != Some(client.card.gpu) {
-            return Err(Error::UnknownDriver { found, known: SERIES });
-        }
         Ok(client)
     }
 
@@ -76,9 +73,19 @@ impl Client {
         &self.card
     }
 
-    /// The GPU, where the machine has others: then not everything that a process has is this one's.
-    pub(crate) fn among_several(&self) -> Option<u32> {
-        self.several.then_some(self.card.gpu)
+    /// The GPU, where the machine has others: then not everything that a process has is this one's. What tells whose it is
+    /// is first asked of an object of our own, of which the answer is known.
+    ///
+    /// # Errors
+    /// [`Error::UnknownDriver`] where it says something else.
+    pub(crate) fn among_several(&self) -> Result<Option<u32>> {
+        if !self.several {
+            return Ok(None);
+        }
+        match several::gpu_of(&*self.file, self.handle, self.subdevice)? {
+            Some(gpu) if gpu == self.card.gpu => Ok(Some(gpu)),
+            _ => Err(Error::UnknownDriver { found: self.rm.driver_version()?, known: SERIES }),
+        }
     }
 
     /// The kernel beneath.

@@ -115,12 +115,13 @@ impl Target {
     /// # Errors
     /// [`Error::Process`], [`Error::NoChannels`], or what the driver refused.
     pub fn search(own: &Client, pid: u32, known: &HashSet<RawHandle>, search: &mut Search) -> Result<Target> {
+        let gpu = own.among_several()?;
         let files = own.rm().files_of(pid)?;
         let mut t = Target { pid, groups: Vec::new(), channels: Vec::new(), calls: 0 };
         let mut mine: HashSet<RawHandle> = HashSet::new();
         for file in &files {
             for client in search.clients.iter().filter(|c| !known.contains(c)) {
-                t.ask(own, &**file, *client, &mut mine)?;
+                t.ask(gpu, &**file, *client, &mut mine)?;
             }
         }
         if search.further > 0 {
@@ -128,7 +129,7 @@ impl Target {
             let next = search.next_further(*around(own.handle()).start());
             for file in &files {
                 for client in next.clone().rev().filter(|c| !known.contains(c)) {
-                    t.ask(own, &**file, client, &mut mine)?;
+                    t.ask(gpu, &**file, client, &mut mine)?;
                 }
             }
         } else if !search.nowhere_else {
@@ -143,7 +144,7 @@ impl Target {
                 let ours = |c: RawHandle| c == own.handle() || c == newest;
                 for file in &files {
                     for client in window.clone().rev().filter(|c| !asked(*c) && !ours(*c) && !known.contains(c)) {
-                        t.ask(own, &**file, client, &mut mine)?;
+                        t.ask(gpu, &**file, client, &mut mine)?;
                     }
                 }
             }
@@ -156,10 +157,10 @@ impl Target {
         Ok(t)
     }
 
-    /// Looks into a client, if it is one of this file and was not found before.
+    /// Looks into a client for what it has on `gpu` (on any, if there is one only), if it is one of this file and was not found before.
     fn ask(
         &mut self,
-        own: &Client,
+        gpu: Option<u32>,
         file: &dyn ControlFile,
         client: RawHandle,
         mine: &mut HashSet<RawHandle>,
@@ -170,12 +171,12 @@ impl Target {
         self.calls += 1;
         if class_of(file, client, client)?.is_some() {
             mine.insert(client);
-            self.look_into(own, file, client)?;
+            self.look_into(gpu, file, client)?;
         }
         Ok(())
     }
 
-    fn look_into(&mut self, own: &Client, file: &dyn ControlFile, client: RawHandle) -> Result<()> {
+    fn look_into(&mut self, gpu: Option<u32>, file: &dyn ControlFile, client: RawHandle) -> Result<()> {
         let (mut objects, mut misses) = (Vec::new(), 0);
         for object in FIRST_OBJECT..FIRST_OBJECT + MAX_OBJECTS {
             self.calls += 1;
@@ -192,7 +193,7 @@ impl Target {
                 break;
             }
         }
-        if let Some(gpu) = own.among_several() {
+        if let Some(gpu) = gpu {
             let (here, calls) = several::on_gpu(file, client, &objects, gpu)?;
             self.calls += calls;
             objects.retain(|(object, _)| here.contains(object));

@@ -139,6 +139,20 @@ fn a_list_with_another_gpus_channel_is_refused_and_changes_nothing() {
     assert!(!rm.is_suspended(30));
 }
 
+/// Then nobody is touched, and what needs no answer (memory in the processor's hands) goes on.
+#[test]
+fn where_the_driver_does_not_say_whose_a_channel_is_nobody_is_found() {
+    let (rm, own) = with_two();
+    rm.be_silent_of_gpus();
+    let found = Target::find(&own[0], 10, &HashSet::new());
+    assert!(matches!(found, Err(Error::UnknownDriver { .. })), "{found:?}");
+    assert!(Client::open(Arc::new(rm.clone()), 1).is_ok());
+    // With one GPU there is nothing to say.
+    let (rm, own) = setup();
+    rm.be_silent_of_gpus();
+    assert_eq!(find(&own, 10).channels().len(), 20);
+}
+
 #[test]
 fn on_a_machine_with_one_gpu_nobody_is_asked_whose_a_channel_is() {
     use forebay_rm::sys::CMD_GPU_ID;

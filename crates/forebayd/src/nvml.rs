@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nvml_wrapper::Nvml;
 use nvml_wrapper::enums::device::UsedGpuMemory;
@@ -10,9 +10,9 @@ use nvml_wrapper_sys::bindings::{
     nvmlProcessUtilizationSample_t as Row, nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE as INSUFFICIENT_SIZE,
     nvmlReturn_enum_NVML_ERROR_NOT_FOUND as NOT_FOUND, nvmlReturn_enum_NVML_SUCCESS as SUCCESS,
 };
-use rustix::time::{ClockId, clock_gettime};
 
 use crate::samples::{Sample, Samples};
+use crate::system::now_ns;
 
 /// Rows of samples for which there is room. The driver refuses less than the 72 that it keeps, however few there are.
 const ROWS: usize = 256;
@@ -94,12 +94,8 @@ impl Gpu {
 
 impl Samples for Gpu {
     fn clocks_us(&self) -> [u64; 2] {
-        let of = |id| {
-            let t = clock_gettime(id);
-            let [seconds, ns] = [t.tv_sec, t.tv_nsec].map(|v| u64::try_from(v).unwrap_or(0));
-            seconds.saturating_mul(1_000_000).saturating_add(ns / 1000)
-        };
-        [of(ClockId::Realtime), of(ClockId::Monotonic)]
+        let date = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        [date.as_micros().min(u128::from(u64::MAX)) as u64, now_ns() / 1000]
     }
 
     fn since(&mut self, since_us: u64) -> Result<Vec<Sample>, String> {

@@ -68,6 +68,8 @@ struct State {
     apart: u32,
     /// Whoever asks is not root.
     unprivileged: bool,
+    /// Which GPU something is of is not said.
+    silent_of_gpus: bool,
 }
 
 struct Mapping {
@@ -136,6 +138,7 @@ impl FakeRm {
             lose: 0,
             apart: 0,
             unprivileged: false,
+            silent_of_gpus: false,
         })))
     }
 
@@ -311,6 +314,11 @@ impl FakeRm {
         self.lock().unprivileged = true;
     }
 
+    /// From now on nobody is told which GPU a subdevice is of.
+    pub fn be_silent_of_gpus(&self) {
+        self.lock().silent_of_gpus = true;
+    }
+
     /// From now on this is a container: the log's numbers of processes are the machine's, which are so much higher.
     pub fn number_apart(&self, by: u32) {
         self.lock().apart = by;
@@ -368,6 +376,7 @@ impl State {
 
     fn control(&mut self, file: &Arc<FileId>, call: &Control, params: &mut [u8]) -> Result<(), u32> {
         *self.calls.entry(call.cmd).or_default() += 1;
+        let silent = self.silent_of_gpus;
         let client = self.client(file, call.client)?;
         let (class, gpu, group) = match client.objects.get(&call.object) {
             Some(o) => (o.class, o.gpu, o.group),
@@ -395,7 +404,7 @@ impl State {
                 p.device = gpu as u32;
                 Ok(())
             }
-            (CMD_GPU_ID, CLASS_SUBDEVICE) => {
+            (CMD_GPU_ID, CLASS_SUBDEVICE) if !silent => {
                 typed::<GpuId>(params)?.gpu = id_of(gpu);
                 Ok(())
             }
