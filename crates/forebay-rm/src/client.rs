@@ -77,14 +77,14 @@ impl Client {
     /// is first asked of an object of our own, of which the answer is known.
     ///
     /// # Errors
-    /// [`Error::UnknownDriver`] where it says something else.
+    /// [`Error::WhichGpu`] where it says something else.
     pub(crate) fn among_several(&self) -> Result<Option<u32>> {
         if !self.several {
             return Ok(None);
         }
         match several::gpu_of(&*self.file, self.handle, self.subdevice)? {
             Some(gpu) if gpu == self.card.gpu => Ok(Some(gpu)),
-            _ => Err(Error::UnknownDriver { found: self.rm.driver_version()?, known: SERIES }),
+            _ => Err(Error::WhichGpu { found: self.rm.driver_version()? }),
         }
     }
 

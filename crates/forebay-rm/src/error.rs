@@ -22,6 +22,15 @@ pub enum Error {
         /// The series that are.
         known: [u32; 3],
     },
+    /// On a machine with several GPUs the driver does not say which of them something of our own is of.
+    #[error(
+        "driver {found} does not say which of several GPUs something is of, so nobody's channels can be told apart; nothing was \
+         changed. The service can divide a GPU by the CUDA driver's process lock instead: --level lock"
+    )]
+    WhichGpu {
+        /// Its version.
+        found: String,
+    },
     /// The kernel refused a call.
     #[error("{call}: {why}")]
     Call {

@@ -113,7 +113,7 @@ impl Target {
     /// further down ([`Search::further`]).
     ///
     /// # Errors
-    /// [`Error::Process`], [`Error::NoChannels`], or what the driver refused.
+    /// [`Error::Process`], [`Error::NoChannels`], [`Error::WhichGpu`], or what the driver refused.
     pub fn search(own: &Client, pid: u32, known: &HashSet<RawHandle>, search: &mut Search) -> Result<Target> {
         let gpu = own.among_several()?;
         let files = own.rm().files_of(pid)?;
