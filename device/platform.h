@@ -17,6 +17,8 @@ typedef unsigned long long u64;
 FB_DEVICE u32 fb_load_sys(const u32 *p) { u32 v; asm volatile("ld.acquire.sys.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory"); return v; }
 FB_DEVICE void fb_store_sys(u32 *p, u32 v) { asm volatile("st.release.sys.u32 [%0], %1;" :: "l"(p), "r"(v) : "memory"); }
 FB_DEVICE u64 fb_load64_sys(const u64 *p) { u64 v; asm volatile("ld.acquire.sys.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory"); return v; }
+// The same, which the lanes of a warp do at once, some of them `beside` another whose word is of the same piece.
+FB_DEVICE u64 fb_load64_beside_sys(const u64 *p, bool) { return fb_load64_sys(p); }
 // In no order with others.
 FB_DEVICE u64 fb_peek64_sys(const u64 *p) { u64 v; asm volatile("ld.relaxed.sys.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory"); return v; }
 FB_DEVICE u32 fb_peek(const u32 *p) { u32 v; asm volatile("ld.relaxed.gpu.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory"); return v; }
@@ -92,9 +94,10 @@ FB_DEVICE void fb_relax(void) {
 #endif
 }
 // For a block that has found nothing `round` times. Its SM has nothing else to do, but what it looks at is in memory that
-// others use: after some milliseconds it looks half as often.
-FB_DEVICE void fb_idle(u32 round) {
-  fb_relax();
+// others use: it rests between two looks, unless the host's words are its own to look at, and after some milliseconds
+// everybody looks half as often.
+FB_DEVICE void fb_idle(u32 round, bool keeps) {
+  if (!keeps) fb_relax();
 #if __CUDA_ARCH__ >= 700
   if (round > 8192) __nanosleep(400);
 #endif
@@ -145,6 +148,7 @@ FB_DEVICE u32 fb_load_sys(const u32 *p) { FB_STEP(); return __atomic_load_n(p, _
 FB_DEVICE void fb_store_sys(u32 *p, u32 v) { FB_STEP(); __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 FB_DEVICE void fb_note(u32 *p, u32 v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 FB_DEVICE u64 fb_load64_sys(const u64 *p) { FB_STEP(); return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+FB_DEVICE u64 fb_load64_beside_sys(const u64 *p, bool beside) { if (!beside) FB_STEP(); return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 FB_DEVICE u64 fb_peek64_sys(const u64 *p) { FB_STEP(); return __atomic_load_n(p, __ATOMIC_RELAXED); }
 FB_DEVICE u32 fb_peek(const u32 *p) { FB_STEP(); return __atomic_load_n(p, __ATOMIC_RELAXED); }
 FB_DEVICE void fb_bump(u32 *p, u32 v) { FB_STEP(); __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
@@ -202,7 +206,7 @@ FB_DEVICE u32 fb_processor(void) {
 }
 FB_DEVICE void fb_relax(void) { sched_yield(); }
 // Cores are not the grid's own: after a while it looks only now and then.
-FB_DEVICE void fb_idle(u32 round) { if (round < 4000) sched_yield(); else usleep(100); }
+FB_DEVICE void fb_idle(u32 round, bool) { if (round < 4000) sched_yield(); else usleep(100); }
 // A test may give a block several lanes, each a thread: then it says what is in the other branch.
 #ifndef FB_LANES
 FB_DEVICE u32 fb_warp(void) { return 0; }

@@ -9,6 +9,7 @@
 #define FB_STOP_NOW 2u
 #define FB_UNKNOWN_FUNCTION 1u
 #define FB_OUT_OF_FUEL 2u
+#define FB_ROOT_BITS 21u
 #define FB_LIMITED 2u
 #define FB_SINGLE 2147483648u
 #define FB_BAD_FREE 4u
@@ -17,19 +18,19 @@
 #define FB_NONE 4294967295u
 struct alignas(64) Slot {
   u64 first;
-  u64 count;
-  unsigned char args[32];
   u32 fuel;
   u32 root;
+  unsigned char args[32];
+  u64 count;
   u32 function;
   u32 seq;
 };
 static_assert(sizeof(Slot) == 64, "size");
 static_assert(FB_OFFSET(Slot, first) == 0, "offset");
-static_assert(FB_OFFSET(Slot, count) == 8, "offset");
+static_assert(FB_OFFSET(Slot, fuel) == 8, "offset");
+static_assert(FB_OFFSET(Slot, root) == 12, "offset");
 static_assert(FB_OFFSET(Slot, args) == 16, "offset");
-static_assert(FB_OFFSET(Slot, fuel) == 48, "offset");
-static_assert(FB_OFFSET(Slot, root) == 52, "offset");
+static_assert(FB_OFFSET(Slot, count) == 48, "offset");
 static_assert(FB_OFFSET(Slot, function) == 56, "offset");
 static_assert(FB_OFFSET(Slot, seq) == 60, "offset");
 struct alignas(16) Quad {
@@ -124,9 +125,11 @@ static_assert(FB_OFFSET(Ring, size) == 8, "offset");
 static_assert(FB_OFFSET(Ring, unused) == 12, "offset");
 struct alignas(128) Head {
   u32 next;
+  u32 keeper;
 };
 static_assert(sizeof(Head) == 128, "size");
 static_assert(FB_OFFSET(Head, next) == 0, "offset");
+static_assert(FB_OFFSET(Head, keeper) == 4, "offset");
 struct alignas(64) Beat {
   u32 epoch;
   u32 busy;
@@ -176,7 +179,7 @@ struct alignas(8) Grid {
   struct Task *calls;
   struct Task *aside;
   u32 aside_size;
-  u32 unused;
+  u32 halves;
   unsigned char *heap;
 };
 static_assert(sizeof(Grid) == 128, "size");
@@ -193,5 +196,5 @@ static_assert(FB_OFFSET(Grid, control) == 88, "offset");
 static_assert(FB_OFFSET(Grid, calls) == 96, "offset");
 static_assert(FB_OFFSET(Grid, aside) == 104, "offset");
 static_assert(FB_OFFSET(Grid, aside_size) == 112, "offset");
-static_assert(FB_OFFSET(Grid, unused) == 116, "offset");
+static_assert(FB_OFFSET(Grid, halves) == 116, "offset");
 static_assert(FB_OFFSET(Grid, heap) == 120, "offset");

@@ -2,71 +2,120 @@
 #pragma once
 
 // What is looked at, each by a lane: the slots behind what the block takes for the rings' heads, the stop word, what is for
-// everybody, and how many are idle.
+// everybody, how many are idle, and the heads.
 #define FB_STOP_AT (FB_SEES_URGENT + FB_SEES)
 #define FB_QUEUES_AT (FB_STOP_AT + 1)
 #define FB_IDLE_AT (FB_QUEUES_AT + 2)
-#define FB_PLACES (FB_IDLE_AT + 1)
+#define FB_HEADS_AT (FB_IDLE_AT + 1)
+#define FB_PLACES (FB_HEADS_AT + 2)
 #define FB_PARTS ((FB_PLACES + FB_WARP - 1) / FB_WARP)
 
-// Where this lane looks, and what it saw: of place i lane i % FB_WARP has part i / FB_WARP.
+// Words of a slot: which has the round, and which the function and the number.
+#define FB_WORDS 8
+#define FB_ROUND_WORD 1
+#define FB_LAST_WORD 7
+
+// Where this lane looks, and what it saw: of place i lane i % FB_WARP has part i / FB_WARP. Of the rings with a bit in
+// `whole` the places are all words of the first slot, the last word at the first place.
 struct Look {
   const u64 *at[FB_PARTS];
   u64 word[FB_PARTS];
+  u32 whole;
 };
 
 FB_DEVICE u32 fb_first_place(u32 ring) { return ring == 0 ? 0 : FB_SEES_URGENT; }
 FB_DEVICE u32 fb_places(u32 ring) { return ring == 0 ? FB_SEES_URGENT : FB_SEES; }
 
-// The words of a slot, the last of which is its function and its number.
+// The words of a slot.
 FB_DEVICE const u64 *fb_slot(Grid *g, u32 ring, u32 ticket) {
   Ring *r = &g->rings[ring];
   return (const u64 *)&r->slots[ticket & (r->size - 1)];
 }
+// What stands above a slot's root when it is filled with this ticket.
+FB_DEVICE u32 fb_round(const Grid *g, u32 ring, u32 ticket) {
+  return ((ticket >> fb_lowest(g->rings[ring].size)) + 1) << FB_ROOT_BITS;
+}
+
+// A ring's head and its keeper.
+FB_DEVICE u64 *fb_head(Grid *g, u32 ring) { return (u64 *)&g->state->heads[ring]; }
+FB_DEVICE u64 fb_head_word(u32 next, u32 keeper) { return (u64)keeper << 32 | next; }
+FB_DEVICE bool fb_keeps(const Own *o, u32 ring) { return FB_KEEPS && o->keeper[ring] == o->me; }
+FB_DEVICE bool fb_is_kept(const Own *o, u32 ring) { return FB_KEEPS && o->keeper[ring] != 0 && o->keeper[ring] != o->me; }
 
 FB_DEVICE const u64 *fb_place(Grid *g, const Own *o, u32 i) {
   if (i < FB_STOP_AT) {
     const u32 ring = i >= FB_SEES_URGENT;
-    return o->permitted ? fb_slot(g, ring, o->next[ring] + (i - fb_first_place(ring))) + 7 : 0;
+    return o->permitted ? fb_slot(g, ring, o->next[ring] + (i - fb_first_place(ring))) + FB_LAST_WORD : 0;
   }
   if (i == FB_STOP_AT) return (const u64 *)(o->permitted ? &g->control->stop : &g->state->stop);
   if (i == FB_IDLE_AT) return (const u64 *)&g->state->idle;
+  if (i >= FB_HEADS_AT) return fb_head(g, i - FB_HEADS_AT);
   return (const u64 *)&g->state->queues[i - FB_QUEUES_AT].count;
 }
 
 FB_DEVICE void fb_aim(Grid *g, const Own *o, Look *l) {
+  l->whole = 0;
   for (u32 part = 0; part < FB_PARTS; part++) {
     const u32 i = part * FB_WARP + fb_in_crew();
     l->at[part] = i < FB_PLACES ? fb_place(g, o, i) : 0;
   }
 }
 
-// Who waits looks at the first slot of each ring only: he looks all the time, and others use the memory, too.
-FB_DEVICE void fb_aim_less(Look *l) {
+// Where one who waits looks at a ring: at its first slot only, as he looks all the time and others use the memory, too; at all
+// of that if it is his to take; and not at all if it is another's.
+FB_DEVICE const u64 *fb_place_waiting(Grid *g, const Own *o, u32 whole, u32 ring, u32 k) {
+  const u64 *slot = fb_slot(g, ring, o->next[ring]);
+  if (!o->permitted || fb_is_kept(o, ring)) return 0;
+  if (k == 0) return slot + FB_LAST_WORD;
+  return whole >> ring & 1 && k < FB_WORDS ? slot + (k - 1) : 0;
+}
+FB_DEVICE void fb_aim_waiting(Grid *g, const Own *o, Look *l) {
+  fb_aim(g, o, l);
+  for (u32 ring = 0; ring < 2; ring++)
+    if (FB_SEES_WHOLE && g->halves && fb_keeps(o, ring)) l->whole |= 1u << ring;
   for (u32 part = 0; part < FB_PARTS; part++) {
-    const u32 i = part * FB_WARP + fb_in_crew();
-    if (i >= FB_STOP_AT || i == fb_first_place(0) || i == fb_first_place(1)) continue;
-    l->at[part] = 0;
-    l->word[part] = 0;
+    const u32 i = part * FB_WARP + fb_in_crew(), ring = i >= FB_SEES_URGENT;
+    if (i >= FB_STOP_AT) continue;
+    l->at[part] = fb_place_waiting(g, o, l->whole, ring, i - fb_first_place(ring));
   }
 }
 
-// All that there is to see, at once.
+// All that there is to see, at once: a load for all lanes, so that of a slot's words they see the same time.
 FB_DEVICE void fb_look(Look *l) {
-  for (u32 part = 0; part < FB_PARTS; part++) l->word[part] = l->at[part] ? fb_load64_sys(l->at[part]) : 0;
+  for (u32 part = 0; part < FB_PARTS; part++) {
+    const u32 i = part * FB_WARP + fb_in_crew(), ring = i >= FB_SEES_URGENT;
+    const bool beside = i < FB_STOP_AT && i != fb_first_place(ring) && (l->whole >> ring & 1);
+    l->word[part] = l->at[part] ? fb_load64_beside_sys(l->at[part], beside) : 0;
+  }
 }
 
-FB_DEVICE u64 fb_seen(const Look *l, u32 place) { return fb_tell64(l->word[place / FB_WARP], place % FB_WARP); }
+// With one part its number is no question, and the words stay in registers.
+FB_DEVICE u32 fb_part(u32 place) { return FB_PARTS == 1 ? 0 : place / FB_WARP; }
+FB_DEVICE u64 fb_seen(const Look *l, u32 place) { return fb_tell64(l->word[fb_part(place)], place % FB_WARP); }
 
-// A bit for each place at which there is something: a slot that is filled and nobody's yet, as far as the block knows where
-// the head is; a stop word; a task for everybody.
-FB_DEVICE u64 fb_marks(const Own *o, const Look *l) {
+// Whether the head of a ring is where the block takes it to be, and it may take what is there.
+FB_DEVICE bool fb_may_take(const Own *o, u32 ring, u64 head) { return fb_keeps(o, ring) || head == o->next[ring]; }
+
+// Whether a slot's first half is of the present round, too.
+FB_DEVICE bool fb_is_round(const Grid *g, u32 ring, u32 ticket, u64 word) {
+  return (u32)(word >> 32) >> FB_ROOT_BITS == fb_round(g, ring, ticket) >> FB_ROOT_BITS;
+}
+
+// A bit for each place at which there is something: a slot that is filled and nobody's yet; a stop word; a task for
+// everybody. `heads` are the words of these.
+FB_DEVICE u64 fb_marks(const Own *o, const Look *l, const u64 heads[2]) {
+  const bool urgent = fb_may_take(o, 0, heads[0]), ordinary = fb_may_take(o, 1, heads[1]);
   u64 marks = 0;
   for (u32 part = 0; part < FB_PARTS; part++) {
     const u32 i = part * FB_WARP + fb_in_crew(), ring = i >= FB_SEES_URGENT, low = (u32)l->word[part];
     bool is = false;
-    if (i < FB_STOP_AT) is = l->at[part] && (u32)(l->word[part] >> 32) == o->next[ring] + (i - fb_first_place(ring)) + 1;
-    else if (i < FB_IDLE_AT) is = i == FB_STOP_AT ? low != 0 : (int)low > 0;
+    if (i < FB_STOP_AT) {
+      const u32 k = i - fb_first_place(ring);
+      const bool last_word = k == 0 || !(l->whole >> ring & 1);
+      is = (ring ? ordinary : urgent) && last_word && l->at[part] && (u32)(l->word[part] >> 32) == o->next[ring] + k + 1;
+    } else if (i < FB_IDLE_AT) {
+      is = i == FB_STOP_AT ? low != 0 : (int)low > 0;
+    }
     marks |= (u64)fb_votes(is) << (part * FB_WARP);
   }
   return marks;
@@ -87,42 +136,56 @@ FB_DEVICE u32 fb_in_row(const Look *l, u64 marks, u32 ring) {
   return in_row == 0 ? 1 : in_row;
 }
 
-// The head of a ring has passed what the block takes for it: the slot there was filled again.
-FB_DEVICE bool fb_is_behind(const Own *o, const Look *l, u32 ring) {
-  const u32 seq = (u32)(fb_seen(l, fb_first_place(ring)) >> 32);
-  return o->permitted && (int)(seq - (o->next[ring] + 1)) > 0;
-}
-
 // Takes `n` filled slots from a ring's head, unless another block was first: they become roots and their first tasks, on
-// top of what the block has.
+// top of what the block has. What the lanes of a warp read at the same time of 32 bytes that were written at once, is of one
+// time, so that of a slot that is seen whole each half is old or new; and what a lane reads behind what tells that a half is
+// there, is of that half.
 FB_DEVICE bool fb_receive(Context *c, const Look *l, u32 ring, u32 n) {
   Grid *g = c->grid;
   Own *o = c->own;
   const u32 ticket = o->next[ring], first = fb_first_place(ring);
+  const bool keeps = fb_keeps(o, ring);
+  const bool whole = l->whole >> ring & 1;
+  u64 words[FB_LAST_WORD];
+  for (u32 k = 0; k < FB_LAST_WORD && whole; k++) words[k] = fb_seen(l, first + 1 + k);
   // Read before they are taken, by the lane that saw that they are filled: once they are, the host may fill them again. What
   // is above the block's tasks is nothing if another one takes them.
   u32 root[FB_PARTS], fuel[FB_PARTS];
+  bool there = true;
   for (u32 part = 0; part < FB_PARTS; part++) {
     const u32 i = part * FB_WARP + fb_in_crew();
     if (i < first || i >= first + n) continue;
-    const u64 *slot = fb_slot(g, ring, ticket + (i - first));
-    u64 words[7];
-    for (u32 k = 0; k < 7; k++) words[k] = fb_peek64_sys(&slot[k]);
-    fuel[part] = (u32)words[6];
-    root[part] = (u32)(words[6] >> 32);
+    if (!whole) {
+      const u64 *slot = fb_slot(g, ring, ticket + (i - first));
+      words[FB_ROUND_WORD] = fb_peek64_sys(&slot[FB_ROUND_WORD]);
+      for (u32 k = 0; k < FB_LAST_WORD; k++)
+        if (k != FB_ROUND_WORD) words[k] = fb_peek64_sys(&slot[k]);
+    }
+    there &= fb_is_round(g, ring, ticket + (i - first), words[FB_ROUND_WORD]);
+    fuel[part] = (u32)words[FB_ROUND_WORD];
+    root[part] = (u32)(words[FB_ROUND_WORD] >> 32) & ((1u << FB_ROOT_BITS) - 1);
     // The first one on top.
     Task *t = &o->tasks[o->count + (n - 1 - (i - first))];
     t->function = (u32)l->word[part] & ~FB_SINGLE;
     t->root = root[part];
     t->first = words[0];
-    t->count = words[1];
+    t->count = words[6];
     t->priority = fuel[part] ? ring | FB_LIMITED : ring;
     t->counted = FB_ALONE;
     for (u32 k = 0; k < 4; k++) ((u64 *)t->args)[k] = words[2 + k];
   }
   fb_together();
-  const u32 head = fb_tell(fb_in_crew() == 0 ? fb_try(&g->state->heads[ring].next, ticket, ticket + n) : 0, 0);
-  const bool ours = head == ticket;
+  // The other half of a slot whose last word is there is on its way.
+  if (fb_votes(!there)) return false;
+  // Of what a block keeps nobody else takes anything.
+  const u64 is = fb_head_word(ticket, 0), then = fb_head_word(ticket + n, 0);
+  u64 head = is;
+  if (fb_in_crew() == 0) {
+    if (keeps) fb_mark64(fb_head(g, ring), then);
+    else head = fb_try64(fb_head(g, ring), is, then);
+  }
+  head = fb_tell64(head, 0);
+  const bool ours = head == is;
   for (u32 part = 0; part < FB_PARTS && ours; part++) {
     const u32 i = part * FB_WARP + fb_in_crew();
     if (i < first || i >= first + n) continue;
@@ -134,9 +197,26 @@ FB_DEVICE bool fb_receive(Context *c, const Look *l, u32 ring, u32 n) {
   }
   fb_together();
   if (fb_in_crew() == 0) {
-    o->next[ring] = ours ? ticket + n : head;
+    o->next[ring] = ours ? ticket + n : (u32)head;
+    o->keeper[ring] = ours ? 0 : (u32)(head >> 32);
     if (ours) o->count += n;
   }
   fb_together();
   return ours;
+}
+
+// The block waits, and keeps a ring that is nobody's and has nothing: whatever comes is its own to take, at once.
+FB_DEVICE void fb_keep_ring(Grid *g, Own *o, u32 ring) {
+  const u64 is = fb_head_word(o->next[ring], 0), head = fb_try64(fb_head(g, ring), is, fb_head_word(o->next[ring], o->me));
+  o->next[ring] = (u32)head;
+  o->keeper[ring] = head == is ? o->me : (u32)(head >> 32);
+}
+
+// It gives back what it keeps.
+FB_DEVICE void fb_leave_rings(Grid *g, Own *o) {
+  for (u32 ring = 0; ring < 2; ring++) {
+    if (!fb_keeps(o, ring)) continue;
+    fb_mark64(fb_head(g, ring), fb_head_word(o->next[ring], 0));
+    o->keeper[ring] = 0;
+  }
 }

@@ -10,12 +10,18 @@
 #define FB_SEES 16
 // With fewer tasks than this, some that were put aside come back.
 #define FB_LOW 128
+// A block that waits keeps a ring, and sees all of its first slot at a look. Not where a block is a thread, which may be away
+// for long.
+#define FB_KEEPS true
+#define FB_SEES_WHOLE true
 #else
 #define FB_LOCAL 64
 #define FB_TAKES 8
 #define FB_SEES_URGENT 1
 #define FB_SEES 1
 #define FB_LOW 1
+#define FB_KEEPS false
+#define FB_SEES_WHOLE false
 #endif
 #endif
 // Tasks that run at the same time in a block, at most.
@@ -43,8 +49,10 @@ struct Own {
   // Tasks that were put aside, in the device's memory.
   u32 spilled;
   Held held;
-  // What it takes for each ring's head.
+  // What it takes for each ring's head and for its keeper, and what it is itself as a keeper.
   u32 next[2];
+  u32 keeper[2];
+  u32 me;
   // The stop word, as it was seen last.
   u32 stop;
   // Others that had nothing to do when it looked last.

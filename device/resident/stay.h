@@ -80,6 +80,13 @@ FB_DEVICE void fb_return_permit(Grid *g, Own *o) {
   o->permitted = false;
 }
 
+// The block waits no more: what it has only while it does is others'.
+FB_DEVICE void fb_wait_no_more(Context *c) {
+  fb_leave_rings(c->grid, c->own);
+  fb_count_idle(c->grid, c->own, false);
+  fb_return_permit(c->grid, c->own);
+}
+
 // Takes what has been seen, if nobody else is quicker: what is urgent, then what the block has, then the rest.
 FB_DEVICE bool fb_take_seen(Context *c, const Look *l, u64 marks) {
   Grid *g = c->grid;
@@ -133,51 +140,58 @@ FB_DEVICE bool fb_find(Context *c) {
   fb_aim(g, o, &l);
   fb_look(&l);
   for (u32 round = 0;;) {
-    const u64 marks = fb_marks(o, &l);
+    const u64 heads[2] = {fb_seen(&l, FB_HEADS_AT), fb_seen(&l, FB_HEADS_AT + 1)}, marks = fb_marks(o, &l, heads);
     const u32 known = o->stop, stop = marks >> FB_STOP_AT & 1 ? (u32)fb_seen(&l, FB_STOP_AT) : 0;
     const bool permitted = o->permitted;
     const int idle = (int)(u32)fb_seen(&l, FB_IDLE_AT);
+    bool moved = false;
+    for (u32 i = 0; i < 2; i++) moved |= !fb_keeps(o, i) && heads[i] != fb_head_word(o->next[i], o->keeper[i]);
     // Nobody still reads what is changed next: what lanes tell each other orders nothing else.
     fb_together();
     if (fb_in_crew() == 0) {
       // Those who may not look there hear from those who may.
       if (g->limited && permitted && stop != known) fb_note(&g->state->stop, stop);
       o->stop = stop;
+      for (u32 i = 0; i < 2; i++) {
+        if (fb_keeps(o, i)) continue;
+        o->next[i] = (u32)heads[i];
+        o->keeper[i] = (u32)(heads[i] >> 32);
+      }
       const int others = idle - (o->idle ? 1 : 0);
       o->others_idle = others > 0 ? (u32)others : 0;
     }
     fb_together();
     if (stop == FB_STOP_NOW) return false;
     if ((marks != 0 || o->count > 0) && fb_take_seen(c, &l, marks)) {
-      if (fb_in_crew() == 0) {
-        fb_count_idle(g, o, false);
-        fb_return_permit(g, o);
-      }
+      if (fb_in_crew() == 0) fb_wait_no_more(c);
       fb_together();
       return true;
     }
     // What was submitted before the word was written is in a slot by the time that the word is seen, so it is seen by the
-    // next look.
-    if (known == FB_STOP_DRAIN && stop == FB_STOP_DRAIN && permitted) return false;
-    const bool behind[2] = {fb_is_behind(o, &l, 0), fb_is_behind(o, &l, 1)};
+    // next look, which is everybody's: with the word seen nobody keeps a ring.
+    const bool kept = fb_is_kept(o, 0) || fb_is_kept(o, 1);
+    if (known == FB_STOP_DRAIN && stop == FB_STOP_DRAIN && permitted && !kept) return false;
     const bool settled = fb_permit(g, o, &l);
+    // Who has looked at a ring that is nobody's, and found nothing, keeps it.
+    const bool keeps = FB_KEEPS && marks == 0 && !moved && stop == 0 && permitted;
     fb_together();
     if (fb_in_crew() == 0) {
-      for (u32 i = 0; i < 2; i++)
-        if (behind[i]) o->next[i] = fb_load(&g->state->heads[i].next);
+      for (u32 i = 0; i < 2 && keeps; i++)
+        if (o->keeper[i] == 0) fb_keep_ring(g, o, i);
+      if (stop != 0) fb_leave_rings(g, o);
       fb_count_idle(g, o, true);
       if (o->busy) fb_note(&g->beats[c->block].busy, 0);
       o->busy = false;
     }
     fb_together();
     // Where there was nothing, there is nothing until something is different.
-    const bool nothing = marks == 0 && !behind[0] && !behind[1] && known == stop && settled;
-    Look last;
-    if (nothing) fb_aim_less(&l);
+    const bool nothing = marks == 0 && !moved && known == stop && settled;
+    if (nothing) fb_aim_waiting(g, o, &l);
     else fb_aim(g, o, &l);
+    Look last;
     do {
       if ((round & 255) == 0 && fb_in_crew() == 0) fb_note(&g->beats[c->block].epoch, ++o->epoch);
-      fb_idle(round++);
+      fb_idle(round++, fb_keeps(o, 0) || fb_keeps(o, 1));
       last = l;
       fb_look(&l);
     } while (nothing && fb_same(g, &last, &l));
@@ -190,8 +204,7 @@ FB_DEVICE void fb_choose(Context *c, Shared *s) {
   const bool found = fb_find(c);
   if (fb_in_crew() != 0) return;
   if (!found) {
-    fb_count_idle(c->grid, o, false);
-    fb_return_permit(c->grid, o);
+    fb_wait_no_more(c);
     fb_note(&c->grid->beats[c->block].busy, 0);
     s->n = 0;
     return;
@@ -312,14 +325,19 @@ FB_DEVICE void fb_end(Context *c) {
   fb_note(&c->grid->beats[c->block].epoch, ++c->own->epoch);
 }
 
-FB_DEVICE void fb_enter(Grid *g, Own *o) {
+FB_DEVICE void fb_enter(Grid *g, Own *o, u32 block) {
   o->count = o->spilled = o->epoch = o->turns = o->stop = 0;
   o->held = Held{0, 0, 0};
   o->idle = o->busy = false;
   o->others_idle = 0;
   o->permitted = !g->limited;
   o->looked = 0;
-  for (u32 i = 0; i < 2; i++) o->next[i] = fb_load(&g->state->heads[i].next);
+  o->me = block + 1;
+  for (u32 i = 0; i < 2; i++) {
+    const u64 head = fb_load64(fb_head(g, i));
+    o->next[i] = (u32)head;
+    o->keeper[i] = (u32)(head >> 32);
+  }
 }
 
 // What a lane does of a task: the only place from which task functions are called, so that their code is there once.
@@ -407,7 +425,7 @@ FB_DEVICE void fb_stay(const Grid *grid, u32 block, Shared *s) {
   Context c = {&s->grid, block, 0, 0, &s->own, 0, 0, 1};
   if (fb_lane() == 0) {
     s->grid = *grid;
-    fb_enter(&s->grid, &s->own);
+    fb_enter(&s->grid, &s->own, block);
   }
   fb_barrier();
   for (;;) {

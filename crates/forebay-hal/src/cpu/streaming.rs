@@ -93,6 +93,11 @@ pub unsafe fn load(width: Width, src: *const u8, dst: *mut u8, bytes: usize) {
     }
 }
 
+/// Whether [`store_line`] stores a line in one transaction.
+pub fn lines_are_whole() -> bool {
+    cfg!(target_arch = "x86_64") && Width::widest() == Width::W64
+}
+
 /// Stores one line of 64 bytes so that whoever sees its last eight bytes sees all of it: in one transaction where the
 /// processor can, else the last eight bytes behind the others. A fence is behind it.
 ///
@@ -162,6 +167,17 @@ fn fence(width: Width) {
 
 #[cfg(not(target_arch = "x86_64"))]
 fn fence(_: Width) {}
+
+/// What was stored before to memory that collects stores into lines is there before what is stored after.
+pub fn fence_stores() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 processor has SSE.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+}
 
 /// Loads and stores `n` times, in groups. A load whose address is that of a store just before it but for a multiple of 4 KiB
 /// waits for that store, as if they were of the same memory (with the ends 48 or 80 bytes apart in their pages a copy took

@@ -6,6 +6,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use forebay_hal::cpu::streaming;
 use forebay_hal::{Arg, Buffer, Device, Direction, Fence, Geometry, Kernel, Method, Occupied, Queue, Source};
 
 use super::heap::{ALIGN, HeapUse};
@@ -147,6 +148,8 @@ impl CudaSite {
         g.calls = (at + calls as u64) as *mut _;
         // On the bus there is room for the looks of a few, not of all.
         (g.limited, state.permits) = if mapped { (0, 0) } else { (1, LOOKERS) };
+        // Memory of the host appears in the order in which the host writes it; the device's, as it comes over the bus.
+        g.halves = u32::from(!mapped || streaming::lines_are_whole());
         g.state = place(device, &mut *side, &mut parts, std::slice::from_ref(&state))? as *mut _;
         let aside = device.alloc(size_of::<layout::Task>() * sizes.aside * blocks)?;
         g.aside_size = sizes.aside as u32;

@@ -210,19 +210,22 @@ impl Shared {
         Some(Error::Lost { why, running })
     }
 
-    /// Fills a slot that is free; the last word of it is its number.
+    /// Fills the slot of a ticket; the last word of it is its number.
     ///
     /// # Safety
-    /// `to` is a slot of this grid that the caller may fill.
-    unsafe fn fill(&self, to: *mut Slot, call: &Call, root: usize, seq: u32) {
+    /// The caller may fill it.
+    unsafe fn fill(&self, ring: usize, number: u32, call: &Call, root: usize) {
+        const LATER: Ordering = Ordering::Relaxed;
+        const FILL: [Ordering; 8] = [LATER, LATER, LATER, Ordering::Release, LATER, LATER, LATER, Ordering::Release];
+        let (to, round) = (self.slot(ring, number), layout::round(number, self.sizes[ring]));
         let slot = Slot {
             first: call.first,
-            count: call.count,
-            args: call.args,
             fuel: call.fuel,
-            root: root as u32,
+            root: root as u32 | round,
+            args: call.args,
+            count: call.count,
             function: call.function | if call.count == 1 { layout::SINGLE } else { 0 },
-            seq,
+            seq: number.wrapping_add(1),
         };
         // SAFETY: by the contract. A slot is eight words of 8 bytes without padding; in ordinary memory the last one is
         // stored behind the others, in the device's as `store_line` does.
@@ -232,10 +235,10 @@ impl Shared {
                 streaming::store_line(&words, to.cast());
                 return;
             }
-            // Blocks look at words of a slot before they know whether it is theirs.
-            for (i, w) in words.into_iter().enumerate() {
-                let order = if i < 7 { Ordering::Relaxed } else { Ordering::Release };
-                AtomicU64::from_ptr(to.cast::<u64>().add(i)).store(w, order);
+            // Blocks look at words of a slot before they know whether it is theirs: of each half, what says that it is there
+            // comes last.
+            for (i, order) in [0, 2, 3, 1, 4, 5, 6, 7].into_iter().zip(FILL) {
+                AtomicU64::from_ptr(to.cast::<u64>().add(i)).store(words[i], order);
             }
         }
     }
@@ -362,7 +365,7 @@ impl Grid {
         p.tail = number.wrapping_add(1);
         p.roots[root] = Root { number: Some(number), wanted: true };
         // SAFETY: the slot is free, since the root is (rule 2), and the ring is locked: nobody else writes it.
-        unsafe { s.fill(s.slot(ring, number), call, s.on_device(ring, root), number.wrapping_add(1)) };
+        unsafe { s.fill(ring, number, call, s.on_device(ring, root)) };
         Ok(Ticket { ring, number, root, function: call.function, grid: s.clone() })
     }
 

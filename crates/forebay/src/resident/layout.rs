@@ -13,6 +13,9 @@ pub const STOP_NOW: u32 = 2;
 /// Of a slot's function: the task has one item.
 pub const SINGLE: u32 = 1 << 31;
 
+/// Of a slot's `root`: so many bits are the root, those above are [`round`].
+pub const ROOT_BITS: u32 = 21;
+
 /// Of a task's priority: its root has a limit of fuel. The lowest bit is the ring.
 pub const LIMITED: u32 = 2;
 
@@ -31,6 +34,12 @@ pub const FIRST_OWN: u32 = 1 << 8;
 pub const ARGS: usize = 32;
 /// Bytes of a result.
 pub const RESULT: usize = 40;
+
+/// Which time a slot of a ring of `size` is filled with this ticket, as far as there are bits for it: never what it was the
+/// time before, nor 0 the first time.
+pub fn round(ticket: u32, size: usize) -> u32 {
+    (ticket >> size.trailing_zeros()).wrapping_add(1) << ROOT_BITS
+}
 
 /// A type with a C name.
 trait InC {
@@ -99,18 +108,19 @@ macro_rules! shared {
 }
 
 shared! {
-    /// A task that the host submits; written by the host, read by one block.
+    /// A task that the host submits; written by the host, read by one block. Each half has something in it that tells it from
+    /// what was there a round before, written behind the rest of that half.
     struct Slot align(64) {
         /// First item of a range.
         first: u64,
-        /// Items; one for a task that is no range.
-        count: u64,
-        /// Arguments, as the function wants them.
-        args: [u8; ARGS],
         /// Tasks and units that it and its descendants may use; 0 for no limit.
         fuel: u32,
-        /// Its root: one that is free.
+        /// Its root: one that is free; and the [`round`].
         root: u32,
+        /// Arguments, as the function wants them.
+        args: [u8; ARGS],
+        /// Items; one for a task that is no range.
+        count: u64,
         /// Number of the function, and [`SINGLE`]; written and read together with what follows.
         function: u32,
         /// Ticket + 1, written last: the slot is filled.
@@ -212,6 +222,8 @@ shared! {
     struct Head align(128) {
         /// Next ticket that no block has taken.
         next: u32,
+        /// The block that alone may take it, and 1; 0: any may. Read and written together with the former.
+        keeper: u32,
     }
     /// How a block is; written by it, read by the host.
     struct Beat align(64) {
@@ -276,8 +288,8 @@ shared! {
         aside: *mut Task,
         /// How many.
         aside_size: u32,
-        /// Nothing.
-        unused: u32,
+        /// Whether both halves of a slot appear each at once.
+        halves: u32,
         /// The heap (device/heap/heap.h), or null.
         heap: *mut u8,
     }
@@ -295,6 +307,7 @@ pub fn header() -> String {
         ("FB_STOP_NOW", STOP_NOW),
         ("FB_UNKNOWN_FUNCTION", UNKNOWN_FUNCTION),
         ("FB_OUT_OF_FUEL", OUT_OF_FUEL),
+        ("FB_ROOT_BITS", ROOT_BITS),
         ("FB_LIMITED", LIMITED),
         ("FB_SINGLE", SINGLE),
         ("FB_BAD_FREE", BAD_FREE),
@@ -330,5 +343,19 @@ mod tests {
         assert_eq!((size_of::<Slot>(), std::mem::offset_of!(Slot, seq)), (64, 60));
         assert_eq!(std::mem::offset_of!(Slot, function) % 8, 0, "read together with its number");
         assert_eq!((size_of::<Done>(), size_of::<Quad>()), (64, 16));
+    }
+
+    #[test]
+    fn each_half_of_a_slot_tells_the_present_round_from_the_one_before() {
+        assert!(std::mem::offset_of!(Slot, root) < 32 && std::mem::offset_of!(Slot, seq) >= 32);
+        let rounds = 1u32 << (32 - ROOT_BITS);
+        for size in [2usize, 1024, 1 << 20] {
+            assert_ne!(round(0, size), 0, "a slot that was never filled");
+            for before in [0, 1, rounds - 2, rounds - 1, rounds, u32::MAX / size as u32] {
+                let ticket = before.wrapping_mul(size as u32);
+                assert_ne!(round(ticket, size), round(ticket.wrapping_add(size as u32), size), "{size}: {before}");
+                assert_eq!(round(ticket, size) & ((1 << ROOT_BITS) - 1), 0, "the root's bits are free");
+            }
+        }
     }
 }

@@ -86,7 +86,7 @@ impl Memory {
             calls: m.calls.as_mut_ptr(),
             aside: m.aside.as_mut_ptr(),
             aside_size: aside as u32,
-            unused: 0,
+            halves: 0,
             heap: heap_at,
         };
         m

@@ -1,7 +1,7 @@
 //! Tasks that are submitted many at a time: a table that the device reads, of which a slot of the ring is a range.
 
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
+use std::sync::{MutexGuard, PoisonError};
 use std::time::Instant;
 
 use forebay_hal::cpu::streaming;
@@ -16,12 +16,35 @@ pub const TOGETHER: usize = 1024;
 /// How often so many can be on their way.
 pub(super) const PIECES: usize = 4;
 
+/// Who has a piece of the table.
+#[derive(Clone, Copy, Default)]
+enum Piece {
+    #[default]
+    Nobody,
+    /// Somebody writes tasks there.
+    Writer,
+    /// The device, until this ticket (ring, root and number) is done.
+    Device(usize, usize, u32),
+}
+
 /// The table of tasks that are submitted together, piece by piece.
 #[derive(Default)]
 pub(super) struct Together {
     next: usize,
-    /// Ring, root and number of the ticket that each was used for last.
-    used: [Option<(usize, usize, u32)>; PIECES],
+    pieces: [Piece; PIECES],
+}
+
+/// A piece that is being written; nobody's again when it is dropped without having been given to the device.
+struct Written<'a> {
+    grid: &'a Grid,
+    piece: usize,
+    given: Piece,
+}
+
+impl Drop for Written<'_> {
+    fn drop(&mut self) {
+        self.grid.together().pieces[self.piece] = self.given;
+    }
 }
 
 impl Grid {
@@ -30,62 +53,78 @@ impl Grid {
     /// have some. Those of one ticket are urgent if the first one is. Functions for a lane each (`TASK_PER_THREAD`) run where
     /// they are read; others take a place in the queue each ([`Error::NoRoom`]).
     ///
+    /// Tasks are written where the device reads them as `calls` gives them; what gives them may submit others together, three
+    /// deep.
+    ///
     /// # Errors
     /// As [`Grid::submit`]. None of a ticket's tasks is submitted when something is wrong with one of them; those of the tickets
     /// before it are.
     pub fn submit_all(&self, calls: impl IntoIterator<Item = Call>) -> Result<Vec<Ticket>> {
-        let (mut calls, mut tickets, mut image) = (calls.into_iter(), Vec::new(), Vec::new());
-        loop {
-            image.clear();
-            let (mut fuel, mut urgent) = (Some(0u32), false);
-            for c in calls.by_ref().take(TOGETHER) {
-                self.check(&c)?;
-                urgent |= image.is_empty() && c.urgent;
-                fuel = fuel.filter(|_| c.fuel > 0).map(|sum| sum.saturating_add(c.fuel));
-                let (function, first, count, args) = (c.function, c.first, c.count, c.args);
-                image.push(Task { function, root: 0, first, count, priority: 0, counted: 0, args });
-            }
-            if image.is_empty() {
-                return Ok(tickets);
-            }
-            tickets.push(self.submit_piece(&image, fuel.unwrap_or(0), urgent)?);
+        let (mut calls, mut tickets) = (calls.into_iter(), Vec::new());
+        while let Some(first) = calls.next() {
+            tickets.push(self.submit_some(first, calls.by_ref().take(TOGETHER - 1))?);
         }
+        Ok(tickets)
     }
 
-    /// `image` is as it is to be in the table, [`TOGETHER`] tasks at most.
-    fn submit_piece(&self, image: &[Task], fuel: u32, urgent: bool) -> Result<Ticket> {
-        let s = &self.shared;
-        let mut together = s.together.lock().unwrap_or_else(PoisonError::into_inner);
-        let piece = together.next;
-        if let Some((ring, root, number)) = together.used[piece] {
-            let over = || {
+    fn together(&self) -> MutexGuard<'_, Together> {
+        self.shared.together.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A piece that is nobody's, if there is one.
+    fn free_piece(&self) -> Option<Written<'_>> {
+        let (s, mut t) = (&self.shared, self.together());
+        let over = |piece: &Piece| match *piece {
+            Piece::Nobody => true,
+            Piece::Writer => false,
+            Piece::Device(ring, root, number) => {
                 let p = s.producer(ring);
                 p.roots[root].number != Some(number) || s.fetch(ring, root, number).is_some()
-            };
-            let begun = Instant::now();
-            while !over() {
-                if s.stopped.load(Ordering::Acquire) != 0 {
-                    return Err(Error::Stopped);
-                }
-                self.rest(begun)?;
             }
-        }
-        let n = image.len().min(TOGETHER);
-        // SAFETY: the piece has room for `TOGETHER` tasks; nobody reads it: the range that it was used for is done.
-        unsafe {
-            let (from, to) = (image.as_ptr(), s.host.calls.add(piece * TOGETHER));
-            if s.host.mapped {
-                streaming::store(streaming::Width::widest(), from.cast(), to.cast(), n * size_of::<Task>());
-            } else {
-                std::ptr::copy_nonoverlapping(from, to, n);
+        };
+        let piece = (0..PIECES).map(|i| (t.next + i) % PIECES).find(|&i| over(&t.pieces[i]))?;
+        t.next = (piece + 1) % PIECES;
+        t.pieces[piece] = Piece::Writer;
+        Some(Written { grid: self, piece, given: Piece::Nobody })
+    }
+
+    /// `first` and what comes of `others`, [`TOGETHER`] at most.
+    fn submit_some(&self, first: Call, others: impl Iterator<Item = Call>) -> Result<Ticket> {
+        let s = &self.shared;
+        let begun = Instant::now();
+        let mut written = loop {
+            if s.stopped.load(Ordering::Acquire) != 0 {
+                return Err(Error::Stopped);
             }
+            match self.free_piece() {
+                Some(piece) => break piece,
+                None => self.rest(begun)?,
+            }
+        };
+        let at = written.piece * TOGETHER;
+        let (mut n, mut fuel) = (0, Some(0u32));
+        for c in std::iter::once(first).chain(others).take(TOGETHER) {
+            self.check(&c)?;
+            fuel = fuel.filter(|_| c.fuel > 0).map(|sum| sum.saturating_add(c.fuel));
+            let Call { function, first, count, args, .. } = c;
+            let task = Task { function, root: 0, first, count, priority: 0, counted: 0, args };
+            // SAFETY: a task is eight words of 8 bytes without padding; the piece has room for `TOGETHER` of them, and nobody
+            // reads it: it is the writer's. By words, since what was just put together in pieces would be waited for if it
+            // were read as a whole; memory of a device's collects them into lines.
+            unsafe {
+                let words = std::mem::transmute::<Task, [u64; 8]>(task);
+                let to = s.host.calls.add(at + n).cast::<u64>();
+                (0..8).for_each(|i| to.add(i).write_volatile(words[i]));
+            }
+            n += 1;
         }
-        let each = Call::new(s.known.load(Ordering::Relaxed));
-        let mut each = each.range((piece * TOGETHER) as u64, n as u64).fuel(fuel);
-        each.urgent = urgent;
+        if s.host.mapped {
+            streaming::fence_stores();
+        }
+        let mut each = Call::new(s.known.load(Ordering::Relaxed)).range(at as u64, n as u64).fuel(fuel.unwrap_or(0));
+        each.urgent = first.urgent;
         let ticket = self.enter_when_free(&each)?;
-        together.used[piece] = Some((ticket.ring, ticket.root, ticket.number));
-        together.next = (piece + 1) % PIECES;
+        written.given = Piece::Device(ticket.ring, ticket.root, ticket.number);
         Ok(ticket)
     }
 }

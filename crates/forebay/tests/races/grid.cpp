@@ -56,6 +56,10 @@ static void once(u32 seed) {
   g.aside = put_aside.data();
   g.aside_size = aside;
   g.grain = 1 + rand() % 50;
+#ifdef FB_PROCESSOR
+  // By turns what is looked at together is of one time.
+  g.halves = rand() % 2;
+#endif
   g.nodes = nodes.data();
   g.roots = roots.data();
   g.done = done.data();
@@ -94,7 +98,7 @@ static void once(u32 seed) {
     for (u32 ticket = 0; ticket < tasks; ticket++) {
       if (ticket >= ring) finished(r, ticket - ring);
       Slot s = {};
-      s.root = r * ring + (ticket & (ring - 1));
+      s.root = (r * ring + (ticket & (ring - 1))) | fb_round(&g, r, ticket);
       u64 args[4] = {0, (u64)&counts[r][ticket], (u64)&counts[r][ticket], 0};
       // Far more than it takes.
       s.fuel = limits == 0 || (limits == 1 && rand_r(&random) % 2) ? 0 : 1u << 20;
@@ -122,10 +126,13 @@ static void once(u32 seed) {
       memcpy(s.args, args, sizeof s.args);
       if (s.count == 1) s.function |= FB_SINGLE;
       s.seq = ticket + 1;
-      submit(&slots[r][ticket & (ring - 1)], s);
+      submit(&slots[r][ticket & (ring - 1)], s, g.halves, rand_r(&random) % 2);
     }
     for (u32 ticket = last; ticket < tasks && !drained; ticket++) finished(r, ticket);
-    if (fb_add(&producers, -1u) == 1) fb_store_sys(&control.stop, drained ? FB_STOP_DRAIN : FB_STOP_NOW);
+    if (fb_add(&producers, -1u) != 1) return;
+    // Or when all wait, and may keep what others wait for.
+    while (!drained && seed % 4 == 3 && fb_load(&state.idle) != blocks) fb_relax();
+    fb_store_sys(&control.stop, drained || seed % 2 ? FB_STOP_DRAIN : FB_STOP_NOW);
   });
   crew.run();
   for (u32 r = 0; r < 2 && drained; r++)
@@ -142,7 +149,7 @@ static void once(u32 seed) {
     free[t.first] = true;
   }
   for (auto &r : roots) CHECK(r.remaining == 0);
-  for (u32 i = 0; i < 2; i++) CHECK(state.heads[i].next == tasks);
+  for (u32 i = 0; i < 2; i++) CHECK(state.heads[i].next == tasks && state.heads[i].keeper == 0);
 }
 
 // A range of any length is dealt out whole, to no more than there is room for.

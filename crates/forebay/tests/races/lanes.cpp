@@ -2,6 +2,9 @@
 #define FB_SEES_URGENT 2
 #define FB_SEES 3
 #define FB_LOW 2
+#define FB_KEEPS true
+// They look at different times, which lanes of a warp do not.
+#define FB_SEES_WHOLE false
 #define FB_LANES 6
 #define FB_WARP 3
 // Where lanes wait for each other. Only a barrier orders what they do elsewhere: what they tell each other does not, and then

@@ -15,11 +15,22 @@ const PATIENCE: Duration = Duration::from_secs(300);
 const THREADS: &str = include_str!("threads.cpp");
 const TURNS: &str = include_str!("turns.cpp");
 
-/// A block is a thread.
+/// A block is a thread, as on the CPU.
 const ONE_LANE: &str = "
 #define FB_SEES_URGENT 1
 #define FB_SEES 1
 #define FB_LOW 1
+#define FB_KEEPS false
+#define FB_SEES_WHOLE false
+";
+
+/// The same, but it keeps rings while it waits, and sees slots whole and many of them, as a GPU's does.
+const KEEPER: &str = "
+#define FB_SEES_URGENT 8
+#define FB_SEES 9
+#define FB_LOW 1
+#define FB_KEEPS true
+#define FB_SEES_WHOLE true
 ";
 
 const SIX_LANES: &str = include_str!("lanes.cpp");
@@ -150,6 +161,13 @@ fn no_task_is_lost_done_twice_or_torn() {
 #[test]
 fn no_task_is_lost_whoever_is_away_for_how_long() {
     all("grid-turns", &[TURNS, ONE_LANE, &grid()], [2000, 0, 200]);
+}
+
+/// With rings that a block keeps, and slots of which halves appear at different times.
+#[test]
+fn no_task_is_lost_torn_or_left_to_a_keeper_that_is_away() {
+    all("keeper", &[THREADS, KEEPER, &grid()], [200, 30, 30]);
+    all("keeper-turns", &[TURNS, KEEPER, &grid()], [2000, 0, 100]);
 }
 
 /// What a GPU does with the lanes of a block, with threads for them.

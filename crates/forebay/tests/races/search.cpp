@@ -82,6 +82,7 @@ static void once(u32 seed) {
   s.function = FN_level | FB_SINGLE;
   s.count = 1;
   memcpy(s.args, args, sizeof args);
+  s.root = fb_round(&g, 0, 0);
   s.seq = 1;
   std::vector<std::thread> threads;
   std::vector<Block> all(blocks);

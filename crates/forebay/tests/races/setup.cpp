@@ -32,9 +32,13 @@ static void fill_nodes(Queue &q, std::vector<Cell> &cells, u32 free) {
   q.space = q.size - free;
 }
 
-// As the host writes a slot: its sequence number last.
-static void submit(Slot *to, const Slot &s) {
+// As the host writes a slot: its sequence number last. Or, to one who looks at halves, each at once, in either order.
+static void submit(Slot *to, const Slot &s, bool halves = false, bool last_first = false) {
   u64 words[8];
   memcpy(words, &s, sizeof words);
-  for (u32 i = 0; i < 8; i++) __atomic_store_n((u64 *)to + i, words[i], i < 7 ? __ATOMIC_RELAXED : __ATOMIC_RELEASE);
+  for (u32 i = 0; i < 8; i++) {
+    const u32 at = halves && last_first ? (i + 4) % 8 : i;
+    if (halves && i == 4) FB_STEP();
+    __atomic_store_n((u64 *)to + at, words[at], at < 7 ? __ATOMIC_RELAXED : __ATOMIC_RELEASE);
+  }
 }

@@ -5,6 +5,7 @@ mod cuda_only;
 mod on_a_gpu;
 #[path = "../../../forebay-hal/tests/stand_in/mod.rs"]
 mod stand_in;
+mod together;
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -258,47 +259,6 @@ fn a_full_ring_pushes_back_and_a_task_that_never_ends_is_named() {
     assert!(matches!(g.submit(call(&g, "add", &[1, 1])), Err(Error::Stopped)));
 }
 
-#[test]
-fn many_are_submitted_together() {
-    let Some(g) = start(builder().blocks(2).ring(16)) else { return };
-    let (by_lane, by_block) = (word(), word());
-    // More than the table has room for; some of them for all lanes of a block, some ranges.
-    let n = 10_000u64;
-    let calls: Vec<Call> = (0..n)
-        .map(|i| match i % 100 {
-            0 => call(&g, "sum", &[address(by_block)]).range(i, 1),
-            1 => call(&g, "thread_adds", &[address(by_lane)]).range(i, 3),
-            _ => call(&g, "thread_adds", &[address(by_lane)]).range(i, 1),
-        })
-        .collect();
-    for round in 1..=2u64 {
-        let tickets = g.submit_all(calls.iter().copied()).unwrap();
-        assert_eq!(tickets.len(), calls.len().div_ceil(TOGETHER));
-        for t in tickets {
-            g.wait(t).unwrap();
-        }
-        let blocks: u64 = (0..n).step_by(100).sum();
-        let more: u64 = (1..n).step_by(100).map(|i| 2 * i + 3).sum();
-        assert_eq!(by_block.load(Ordering::Relaxed), round * blocks);
-        assert_eq!(by_lane.load(Ordering::Relaxed), round * ((0..n).sum::<u64>() - blocks + more));
-    }
-    assert!(g.submit_all([]).unwrap().is_empty());
-    // What is wrong with one is known before any of its ticket is submitted; what goes wrong with one, all of its ticket hear.
-    assert!(matches!(g.submit_all([calls[0], Call::new(99)]), Err(Error::NoFunction { .. })));
-    // Each takes a unit for itself, and no more, however they are divided among the blocks.
-    g.wait(g.submit_all(calls[..1000].iter().map(|c| c.fuel(1))).unwrap().remove(0)).unwrap();
-    let endless = [call(&g, "endless", &[]).fuel(1), calls[2].fuel(1), calls[3].fuel(1)];
-    let limited = g.wait(g.submit_all(endless).unwrap().remove(0)).unwrap_err();
-    assert!(matches!(limited, Error::OutOfFuel { .. }), "{limited}");
-    // One grid at a time is loaded.
-    drop(g);
-    let Some(g) = start(builder().blocks(1).aside(0).queue(2)) else { return };
-    let large = [call(&g, "sum", &[address(by_block)]); 1000];
-    let full = g.wait(g.submit_all(large).unwrap().remove(0)).unwrap_err();
-    assert!(matches!(full, Error::NoRoom), "{full}");
-}
-
-/// More tasks than the ring has slots, behind one that takes as long as it likes.
 #[test]
 fn who_takes_long_keeps_nobody_waiting_as_long_as_a_block_is_free() {
     // As many as may look at the host's memory, where that is limited.
@@ -656,7 +616,7 @@ fn the_device_code_compiles_for_gpus() {
 }
 
 /// What holds of a grid on the CPU holds of one whose rings are in device memory, and of one that has none of that.
-const EVERYWHERE: [&str; 18] = [
+const EVERYWHERE: [&str; 19] = [
     "draining_a_grid_whose_task_never_ends_says_which_one_and_can_be_gone_on_with",
     "what_is_free_is_found_behind_many_that_take_long",
     "what_is_urgent_comes_between_tasks_that_make_tasks",
@@ -673,7 +633,8 @@ const EVERYWHERE: [&str; 18] = [
     "a_node_waits_for_every_item_of_a_range",
     "a_function_may_be_for_a_thread_or_a_warp",
     "a_tasks_invocations_go_to_the_grid",
-    "many_are_submitted_together",
+    "together::many_are_submitted_together",
+    "together::pieces_of_the_table_are_each_one_writers_and_come_back",
     "who_takes_long_keeps_nobody_waiting_as_long_as_a_block_is_free",
 ];
 

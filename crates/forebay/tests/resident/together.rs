@@ -1,0 +1,85 @@
+//! Tasks that are submitted many at a time.
+
+use forebay::resident::Ticket;
+
+use super::*;
+
+#[test]
+fn many_are_submitted_together() {
+    let Some(g) = start(builder().blocks(2).ring(16)) else { return };
+    let (by_lane, by_block) = (word(), word());
+    // More than the table has room for; some of them for all lanes of a block, some ranges.
+    let n = 10_000u64;
+    let calls: Vec<Call> = (0..n)
+        .map(|i| match i % 100 {
+            0 => call(&g, "sum", &[address(by_block)]).range(i, 1),
+            1 => call(&g, "thread_adds", &[address(by_lane)]).range(i, 3),
+            _ => call(&g, "thread_adds", &[address(by_lane)]).range(i, 1),
+        })
+        .collect();
+    for round in 1..=2u64 {
+        let tickets = g.submit_all(calls.iter().copied()).unwrap();
+        assert_eq!(tickets.len(), calls.len().div_ceil(TOGETHER));
+        for t in tickets {
+            g.wait(t).unwrap();
+        }
+        let blocks: u64 = (0..n).step_by(100).sum();
+        let more: u64 = (1..n).step_by(100).map(|i| 2 * i + 3).sum();
+        assert_eq!(by_block.load(Ordering::Relaxed), round * blocks);
+        assert_eq!(by_lane.load(Ordering::Relaxed), round * ((0..n).sum::<u64>() - blocks + more));
+    }
+    assert!(g.submit_all([]).unwrap().is_empty());
+    // What is wrong with one is known before any of its ticket is submitted; what goes wrong with one, all of its ticket hear.
+    assert!(matches!(g.submit_all([calls[0], Call::new(99)]), Err(Error::NoFunction { .. })));
+    // Each takes a unit for itself, and no more, however they are divided among the blocks.
+    g.wait(g.submit_all(calls[..1000].iter().map(|c| c.fuel(1))).unwrap().remove(0)).unwrap();
+    let endless = [call(&g, "endless", &[]).fuel(1), calls[2].fuel(1), calls[3].fuel(1)];
+    let limited = g.wait(g.submit_all(endless).unwrap().remove(0)).unwrap_err();
+    assert!(matches!(limited, Error::OutOfFuel { .. }), "{limited}");
+    // One grid at a time is loaded.
+    drop(g);
+    let Some(g) = start(builder().blocks(1).aside(0).queue(2)) else { return };
+    let large = [call(&g, "sum", &[address(by_block)]); 1000];
+    let full = g.wait(g.submit_all(large).unwrap().remove(0)).unwrap_err();
+    assert!(matches!(full, Error::NoRoom), "{full}");
+}
+
+/// More tasks than the ring has slots, behind one that takes as long as it likes.
+
+#[test]
+fn pieces_of_the_table_are_each_one_writers_and_come_back() {
+    let Some(g) = start(builder().blocks(2).ring(16)) else { return };
+    let sum = word();
+    let adds = |n: u64| vec![call(&g, "thread_adds", &[address(sum)]).range(1, 1); n as usize];
+    let all_done = |tickets: Vec<Ticket>| {
+        for t in tickets {
+            g.wait(t).unwrap();
+        }
+    };
+    // More often than there are pieces: what gives tasks panics, or gives one that is refused.
+    for _ in 0..10 {
+        let mut left = 3;
+        let panics = std::iter::from_fn(|| {
+            left -= 1;
+            assert!(left > 0, "as told");
+            Some(adds(1)[0])
+        });
+        let submitted = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| g.submit_all(panics).map(drop)));
+        assert!(submitted.is_err());
+        assert!(g.submit_all([adds(1)[0], Call::new(99)]).is_err());
+    }
+    // What gives tasks submits others itself.
+    let inner = |_| {
+        all_done(g.submit_all(adds(1500)).unwrap());
+        adds(1)[0]
+    };
+    all_done(g.submit_all((0..3).map(inner)).unwrap());
+    assert_eq!(sum.load(Ordering::Relaxed), 3 * 1500 + 3);
+    // Several at a time, all of whose tasks are done once.
+    std::thread::scope(|s| {
+        for _ in 0..3 {
+            s.spawn(|| all_done(g.submit_all(adds(20_000)).unwrap()));
+        }
+    });
+    assert_eq!(sum.load(Ordering::Relaxed), 3 * 1500 + 3 + 3 * 20_000);
+}
