@@ -60,9 +60,9 @@ impl Grid {
     /// As [`Grid::submit`]. None of a ticket's tasks is submitted when something is wrong with one of them; those of the tickets
     /// before it are.
     pub fn submit_all(&self, calls: impl IntoIterator<Item = Call>) -> Result<Vec<Ticket>> {
-        let (mut calls, mut tickets) = (calls.into_iter(), Vec::new());
+        let (mut calls, mut tickets, mut image) = (calls.into_iter(), Vec::new(), Vec::new());
         while let Some(first) = calls.next() {
-            tickets.push(self.submit_some(first, calls.by_ref().take(TOGETHER - 1))?);
+            tickets.push(self.submit_some(first, calls.by_ref().take(TOGETHER - 1), &mut image)?);
         }
         Ok(tickets)
     }
@@ -74,22 +74,21 @@ impl Grid {
     /// A piece that is nobody's, if there is one.
     fn free_piece(&self) -> Option<Written<'_>> {
         let (s, mut t) = (&self.shared, self.together());
-        let over = |piece: &Piece| match *piece {
-            Piece::Nobody => true,
-            Piece::Writer => false,
-            Piece::Device(ring, root, number) => {
-                let p = s.producer(ring);
-                p.roots[root].number != Some(number) || s.fetch(ring, root, number).is_some()
+        // The oldest that the device has is looked at, and not the others: who waits looks all the time.
+        let piece = (0..PIECES).map(|i| (t.next + i) % PIECES).find(|&i| !matches!(t.pieces[i], Piece::Writer))?;
+        if let Piece::Device(ring, root, number) = t.pieces[piece] {
+            let p = s.producer(ring);
+            if p.roots[root].number == Some(number) && s.fetch(ring, root, number).is_none() {
+                return None;
             }
-        };
-        let piece = (0..PIECES).map(|i| (t.next + i) % PIECES).find(|&i| over(&t.pieces[i]))?;
+        }
         t.next = (piece + 1) % PIECES;
         t.pieces[piece] = Piece::Writer;
         Some(Written { grid: self, piece, given: Piece::Nobody })
     }
 
-    /// `first` and what comes of `others`, [`TOGETHER`] at most.
-    fn submit_some(&self, first: Call, others: impl Iterator<Item = Call>) -> Result<Ticket> {
+    /// `first` and what comes of `others`, [`TOGETHER`] at most. `image` is room for them.
+    fn submit_some(&self, first: Call, others: impl Iterator<Item = Call>, image: &mut Vec<Task>) -> Result<Ticket> {
         let s = &self.shared;
         let begun = Instant::now();
         let mut written = loop {
@@ -102,25 +101,29 @@ impl Grid {
             }
         };
         let at = written.piece * TOGETHER;
+        // SAFETY: within the table, of which this piece is the writer's.
+        let place = unsafe { s.host.calls.add(at) };
+        image.clear();
         let (mut n, mut fuel) = (0, Some(0u32));
         for c in std::iter::once(first).chain(others).take(TOGETHER) {
             self.check(&c)?;
             fuel = fuel.filter(|_| c.fuel > 0).map(|sum| sum.saturating_add(c.fuel));
             let Call { function, first, count, args, .. } = c;
             let task = Task { function, root: 0, first, count, priority: 0, counted: 0, args };
-            // SAFETY: a task is eight words of 8 bytes without padding; the piece has room for `TOGETHER` of them, and nobody
-            // reads it: it is the writer's. By words, since what was just put together in pieces would be waited for if it
-            // were read as a whole; memory of a device's collects them into lines.
-            unsafe {
-                let words = std::mem::transmute::<Task, [u64; 8]>(task);
-                let to = s.host.calls.add(at + n).cast::<u64>();
-                (0..8).for_each(|i| to.add(i).write_volatile(words[i]));
+            // Across a bus as they come, while the bus carries those before; to other cores all at once, which is the least
+            // that caches have to say to each other.
+            match s.host.mapped {
+                // SAFETY: the piece has room for `TOGETHER` tasks, and nobody reads it.
+                true => unsafe { place.add(n).write(task) },
+                false => image.push(task),
             }
             n += 1;
         }
         if s.host.mapped {
             streaming::fence_stores();
         }
+        // SAFETY: as above; none, where the tasks are in their places.
+        unsafe { std::ptr::copy_nonoverlapping(image.as_ptr(), place, image.len()) };
         let mut each = Call::new(s.known.load(Ordering::Relaxed)).range(at as u64, n as u64).fuel(fuel.unwrap_or(0));
         each.urgent = first.urgent;
         let ticket = self.enter_when_free(&each)?;
