@@ -1,4 +1,4 @@
-//! Tasks that are submitted many at a time.
+//! Tasks that are submitted many at a time, or many times.
 
 use forebay::resident::Ticket;
 
@@ -82,4 +82,27 @@ fn pieces_of_the_table_are_each_one_writers_and_come_back() {
         }
     });
     assert_eq!(sum.load(Ordering::Relaxed), 3 * 1500 + 3 + 3 * 20_000);
+}
+
+/// Slots that are used again and again, by one task at a time, which a block that waits sees at once, and by several.
+#[test]
+fn a_slot_is_taken_whole_whether_somebody_waits_for_it_or_not() {
+    let Some(g) = start(builder().blocks(3).ring(4)) else { return };
+    let is_whole = |i: u64| {
+        let words = [0, 1, 2, 3].map(|k| i.wrapping_mul(2 * k + 3));
+        let c = Call::new(g.function("is_whole").unwrap()).args(bytemuck::cast_slice(&words)).range(i, 1);
+        if i.is_multiple_of(3) { c.urgent() } else { c }
+    };
+    let rounds = if on_a_gpu::is_here() { 100_000u64 } else { 2000 };
+    for round in 0..rounds {
+        let tickets: Vec<_> = (0..1 + round % 4)
+            .map(|k| {
+                let i = (4 * round + k).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+                (i, g.submit(is_whole(i)).unwrap())
+            })
+            .collect();
+        for (i, t) in tickets {
+            assert_eq!(g.wait(t).unwrap().result_as::<u64>(), i.wrapping_add(1), "round {round}");
+        }
+    }
 }
