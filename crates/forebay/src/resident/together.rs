@@ -1,5 +1,6 @@
 //! Tasks that are submitted many at a time: a table that the device reads, of which a slot of the ring is a range.
 
+use std::cell::Cell;
 use std::sync::atomic::Ordering;
 use std::sync::{MutexGuard, PoisonError};
 use std::time::Instant;
@@ -34,6 +35,11 @@ pub(super) struct Together {
     pieces: [Piece; PIECES],
 }
 
+thread_local! {
+    /// This thread has a piece, and asks a program's code what is to be written there.
+    static WRITES: Cell<bool> = const { Cell::new(false) };
+}
+
 /// A piece that is being written; nobody's again when it is dropped without having been given to the device.
 struct Written<'a> {
     grid: &'a Grid,
@@ -43,6 +49,7 @@ struct Written<'a> {
 
 impl Drop for Written<'_> {
     fn drop(&mut self) {
+        WRITES.set(false);
         self.grid.together().pieces[self.piece] = self.given;
     }
 }
@@ -53,14 +60,20 @@ impl Grid {
     /// have some. Those of one ticket are urgent if the first one is. Functions for a lane each (`TASK_PER_THREAD`) run where
     /// they are read; others take a place in the queue each ([`Error::NoRoom`]).
     ///
-    /// Tasks are written where the device reads them as `calls` gives them; what gives them may submit others together, three
-    /// deep.
+    /// Tasks are written where the device reads them as `calls` gives them. What gives them may call this itself: then tasks go
+    /// one by one, with a ticket each, since whoever holds a part of the table must not wait for another one.
     ///
     /// # Errors
     /// As [`Grid::submit`]. None of a ticket's tasks is submitted when something is wrong with one of them; those of the tickets
     /// before it are.
     pub fn submit_all(&self, calls: impl IntoIterator<Item = Call>) -> Result<Vec<Ticket>> {
         let (mut calls, mut tickets, mut image) = (calls.into_iter(), Vec::new(), Vec::new());
+        if WRITES.get() {
+            for c in calls {
+                tickets.push(self.submit(c)?);
+            }
+            return Ok(tickets);
+        }
         while let Some(first) = calls.next() {
             tickets.push(self.submit_some(first, calls.by_ref().take(TOGETHER - 1), &mut image)?);
         }
@@ -84,6 +97,7 @@ impl Grid {
         }
         t.next = (piece + 1) % PIECES;
         t.pieces[piece] = Piece::Writer;
+        WRITES.set(true);
         Some(Written { grid: self, piece, given: Piece::Nobody })
     }
 

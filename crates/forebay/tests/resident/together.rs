@@ -68,20 +68,29 @@ fn pieces_of_the_table_are_each_one_writers_and_come_back() {
         assert!(submitted.is_err());
         assert!(g.submit_all([adds(1)[0], Call::new(99)]).is_err());
     }
-    // What gives tasks submits others itself.
-    let inner = |_| {
-        all_done(g.submit_all(adds(1500)).unwrap());
-        adds(1)[0]
-    };
-    all_done(g.submit_all((0..3).map(inner)).unwrap());
-    assert_eq!(sum.load(Ordering::Relaxed), 3 * 1500 + 3);
+    // What gives tasks submits others itself, deeper than there are pieces, and from more threads.
+    fn nested(g: &Grid, depth: u64, one: Call) -> Call {
+        let inner = (0..2).map(|_| if depth == 0 { one } else { nested(g, depth - 1, one) });
+        for t in g.submit_all(inner).unwrap() {
+            g.wait(t).unwrap();
+        }
+        one
+    }
+    std::thread::scope(|s| {
+        for _ in 0..6 {
+            s.spawn(|| nested(&g, 5, adds(1)[0]));
+        }
+    });
+    // Of each thread's, two at each depth for each one above.
+    let so_far = 6 * (1..=6u32).map(|d| 1u64 << d).sum::<u64>();
+    assert_eq!(sum.load(Ordering::Relaxed), so_far);
     // Several at a time, all of whose tasks are done once.
     std::thread::scope(|s| {
         for _ in 0..3 {
             s.spawn(|| all_done(g.submit_all(adds(20_000)).unwrap()));
         }
     });
-    assert_eq!(sum.load(Ordering::Relaxed), 3 * 1500 + 3 + 3 * 20_000);
+    assert_eq!(sum.load(Ordering::Relaxed), so_far + 3 * 20_000);
 }
 
 /// Slots that are used again and again, by one task at a time, which a block that waits sees at once, and by several.
