@@ -14,6 +14,8 @@
 #define FB_WORDS 8
 #define FB_ROUND_WORD 1
 #define FB_LAST_WORD 7
+static_assert(FB_OFFSET(Slot, root) == 8 * FB_ROUND_WORD + 4 && FB_OFFSET(Slot, seq) == 8 * FB_LAST_WORD + 4, "words");
+static_assert(!FB_SEES_WHOLE || (FB_SEES_URGENT >= FB_WORDS && FB_SEES >= FB_WORDS), "a slot has room in a look");
 
 // Where this lane looks, and what it saw: of place i lane i % FB_WARP has part i / FB_WARP. Of the rings with a bit in
 // `whole` the places are all words of the first slot, the last word at the first place.

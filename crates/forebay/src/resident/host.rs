@@ -213,7 +213,7 @@ impl Shared {
     /// Fills the slot of a ticket; the last word of it is its number.
     ///
     /// # Safety
-    /// The caller may fill it.
+    /// The ring is locked, and the ticket has been given a root, so that its slot is free (rule 2).
     unsafe fn fill(&self, ring: usize, number: u32, call: &Call, root: usize) {
         const LATER: Ordering = Ordering::Relaxed;
         const FILL: [Ordering; 8] = [LATER, LATER, LATER, Ordering::Release, LATER, LATER, LATER, Ordering::Release];
@@ -227,7 +227,7 @@ impl Shared {
             function: call.function | if call.count == 1 { layout::SINGLE } else { 0 },
             seq: number.wrapping_add(1),
         };
-        // SAFETY: by the contract. A slot is eight words of 8 bytes without padding; in ordinary memory the last one is
+        // SAFETY: nobody else writes the slot, by the contract. It is eight words of 8 bytes without padding; in ordinary memory the last one is
         // stored behind the others, in the device's as `store_line` does.
         unsafe {
             let words = std::mem::transmute::<Slot, [u64; 8]>(slot);

@@ -139,6 +139,7 @@ const MAX_BLOCKS: usize = 16_384;
 const MAX_THREADS: usize = 1024;
 /// Most slots, nodes and places in a queue.
 const MAX_SIZE: usize = 1 << 20;
+const _: () = assert!(2 * MAX_SIZE <= 1 << layout::ROOT_BITS, "both rings' roots have a number in a slot");
 
 /// Settings and task functions of a grid.
 ///
