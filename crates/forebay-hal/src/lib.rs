@@ -228,7 +228,30 @@ pub trait Device: Send + Sync {
 #[must_use = "the device is occupied as long as this lives"]
 pub struct Occupied(#[allow(dead_code, reason = "held for its drop")] Option<Box<dyn Send + Sync>>);
 
-/// Kinds of which there is no device, with the reason.
+/// Devices of a kind that can be used, and why others cannot.
+type Found = (Vec<Arc<dyn Device>>, Vec<Error>);
+
+/// One device that cannot be had takes nothing away from the others.
+fn opened(all: impl Iterator<Item = Result<Arc<dyn Device>>>) -> Found {
+    let (mut found, mut why) = (Vec::new(), Vec::new());
+    for device in all {
+        match device {
+            Ok(device) => found.push(device),
+            Err(e) => why.push(e),
+        }
+    }
+    (found, why)
+}
+
+/// Those that can be used; why not, if none can.
+fn usable((found, why): Found) -> Result<Vec<Arc<dyn Device>>> {
+    match why.into_iter().next() {
+        Some(why) if found.is_empty() => Err(why),
+        _ => Ok(found),
+    }
+}
+
+/// Kinds of which there is no device, or not each, with the reason.
 pub type Missing = Vec<(Kind, Error)>;
 
 /// Every device of the wanted kinds on this machine, the CPU first; what is absent is simply not in the list.
@@ -238,19 +261,14 @@ pub fn discover(kinds: &[Kind]) -> (Vec<Arc<dyn Device>>, Missing) {
     let mut found: Vec<Arc<dyn Device>> = Vec::new();
     let mut missing = Vec::new();
     for &kind in kinds {
-        let result: Result<Vec<Arc<dyn Device>>> = match kind {
-            Kind::Cpu => Ok(vec![Arc::new(cpu::CpuDevice::new(cpu::Pool::global().clone()))]),
-            Kind::OpenCl => opencl::devices(),
-            Kind::Cuda => cuda::look().map(|(found, why)| {
-                missing.extend(why.into_iter().map(|e| (kind, e)));
-                found
-            }),
-            Kind::Sim => Ok(vec![Arc::new(sim::SimDevice::new(sim::Model::default()))]),
+        let (devices, why): Found = match kind {
+            Kind::Cpu => (vec![Arc::new(cpu::CpuDevice::new(cpu::Pool::global().clone()))], Vec::new()),
+            Kind::OpenCl => opencl::look().unwrap_or_else(|e| (Vec::new(), vec![e])),
+            Kind::Cuda => cuda::look().unwrap_or_else(|e| (Vec::new(), vec![e])),
+            Kind::Sim => (vec![Arc::new(sim::SimDevice::new(sim::Model::default()))], Vec::new()),
         };
-        match result {
-            Ok(devices) => found.extend(devices),
-            Err(e) => missing.push((kind, e)),
-        }
+        found.extend(devices);
+        missing.extend(why.into_iter().map(|e| (kind, e)));
     }
     (found, missing)
 }

@@ -36,8 +36,8 @@ pub use window::use_rm;
 use crate::cache::{Cache, Loaded};
 use crate::kernel::KernelImpl;
 use crate::{
-    Buffer, Device, DeviceInfo, DriverError, Error, Kernel, Kind, Memory, Method, Occupied, Queue, Result, Source,
-    portable,
+    Buffer, Device, DeviceInfo, DriverError, Error, Found, Kernel, Kind, Memory, Method, Occupied, Queue, Result,
+    Source, portable,
 };
 
 /// All CUDA devices that can be used. Each one's context is made when it is first needed: on a machine with many GPUs it would
@@ -47,15 +47,8 @@ use crate::{
 /// [`Error::NoLibrary`] or [`Error::NoSymbol`] without a usable driver, [`Error::NoDevice`] without a GPU; of several GPUs of which
 /// none can be used the first one's reason.
 pub fn devices() -> Result<Vec<Arc<dyn Device>>> {
-    let (found, why) = look()?;
-    match why.into_iter().next() {
-        Some(why) if found.is_empty() => Err(why),
-        _ => Ok(found),
-    }
+    look().and_then(crate::usable)
 }
-
-/// Devices that can be used, and why others cannot.
-type Found = (Vec<Arc<dyn Device>>, Vec<Error>);
 
 /// All CUDA devices.
 pub(crate) fn look() -> Result<Found> {
@@ -73,14 +66,7 @@ pub(crate) fn look() -> Result<Found> {
     if code != SUCCESS || n == 0 {
         return Err(none("cuDeviceGetCount", code));
     }
-    let (mut found, mut why) = (Vec::new(), Vec::new());
-    for i in 0..n {
-        match CudaDevice::open(d, i) {
-            Ok(device) => found.push(Arc::new(device) as Arc<dyn Device>),
-            Err(e) => why.push(e),
-        }
-    }
-    Ok((found, why))
+    Ok(crate::opened((0..n).map(|i| Ok(Arc::new(CudaDevice::open(d, i)?) as Arc<dyn Device>))))
 }
 
 /// A device's primary context, which all handles of the device share.

@@ -11,30 +11,40 @@ use std::ptr::{NonNull, null, null_mut};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use cl3::types::{cl_command_queue, cl_context, cl_device_id, cl_int, cl_kernel, cl_mem, cl_program};
+use cl3::types::{cl_command_queue, cl_context, cl_device_id, cl_int, cl_kernel, cl_mem, cl_platform_id, cl_program};
 use cl3::{command_queue as cq, context, device, error_codes, kernel, memory, platform, program};
 
 use crate::cache::{Cache, Loaded};
 use crate::kernel::KernelImpl;
 use crate::{
-    Buffer, Device, DeviceInfo, DriverError, Error, Kernel, Kind, Memory, Method, Queue, Result, Source, portable,
+    Buffer, Device, DeviceInfo, DriverError, Error, Found, Kernel, Kind, Memory, Method, Queue, Result, Source,
+    portable,
 };
 
 const LIBRARY: &str = "libOpenCL.so / libOpenCL.so.1";
+/// The platform that is known to run commands of one queue side by side: PoCL's. Intel's for CPUs (2026.2) takes queues that are
+/// out of order, too, but runs one command after the other in them on two cores, and now and then hangs for ever when such a
+/// queue is released behind its last kernel (a task of the queue's waits for the queue's tasks to end).
+const SIDE_BY_SIDE: &str = "Portable Computing Language";
 
-/// All OpenCL devices of all platforms, opened once for the process.
+/// All OpenCL devices of all platforms that can be used, opened once for the process.
+///
+/// # Errors
+/// [`Error::NoLibrary`] without an OpenCL loader, [`Error::NoDevice`] without a platform or device; why none can be used.
+pub fn devices() -> Result<Vec<Arc<dyn Device>>> {
+    look().and_then(crate::usable)
+}
+
+/// All OpenCL devices, looked for once.
 ///
 /// Once, because drivers are not to be trusted with being opened from several threads at a time: PoCL 3.1 crashes now
 /// and then when two threads ask for its platform first.
-///
-/// # Errors
-/// [`Error::NoLibrary`] without an OpenCL loader, [`Error::NoDevice`] without a platform or device.
-pub fn devices() -> Result<Vec<Arc<dyn Device>>> {
-    static DEVICES: OnceLock<Result<Vec<Arc<dyn Device>>>> = OnceLock::new();
-    DEVICES.get_or_init(open_all).clone()
+pub(crate) fn look() -> Result<Found> {
+    static FOUND: OnceLock<Result<Found>> = OnceLock::new();
+    FOUND.get_or_init(open_all).clone()
 }
 
-fn open_all() -> Result<Vec<Arc<dyn Device>>> {
+fn open_all() -> Result<Found> {
     let none = |why: &str| Error::NoDevice { kind: Kind::OpenCl, why: why.into() };
     let platforms = platform::get_platform_ids().map_err(|code| match code {
         error_codes::DLOPEN_RUNTIME_LOAD_FAILED | error_codes::DLOPEN_FUNCTION_NOT_AVAILABLE => Error::NoLibrary {
@@ -46,13 +56,12 @@ fn open_all() -> Result<Vec<Arc<dyn Device>>> {
             none(&format!("no platform: {} (Debian: pocl-opencl-icd runs on any CPU)", error_codes::error_text(code)))
         }
     })?;
-    let mut found: Vec<Arc<dyn Device>> = Vec::new();
-    for p in platforms {
-        for id in device::get_device_ids(p, device::CL_DEVICE_TYPE_ALL).unwrap_or_default() {
-            found.push(Arc::new(ClDevice::open(id, None)?));
-        }
+    let ids = |p: &cl_platform_id| device::get_device_ids(*p, device::CL_DEVICE_TYPE_ALL).unwrap_or_default();
+    let mut all = platforms.iter().flat_map(ids).peekable();
+    if all.peek().is_none() {
+        return Err(none("no platform has a device"));
     }
-    if found.is_empty() { Err(none("no platform has a device")) } else { Ok(found) }
+    Ok(crate::opened(all.map(|id| Ok(Arc::new(ClDevice::open(id, None)?) as Arc<dyn Device>))))
 }
 
 /// Turns a status of `cl3` into an error.
@@ -99,7 +108,7 @@ pub struct ClDevice {
     context: Arc<Context>,
     cache: Cache,
     programs: Loaded<Program>,
-    /// It has queues that are out of order.
+    /// Its queues are out of order, and run commands side by side.
     free_queues: bool,
 }
 
@@ -110,6 +119,9 @@ impl ClDevice {
         let number = |what| device::get_device_info(id, what).map(u64::from).unwrap_or(0);
         let units = device::get_device_info(id, device::CL_DEVICE_MAX_COMPUTE_UNITS).map(u32::from).unwrap_or(1);
         let mhz = device::get_device_info(id, device::CL_DEVICE_MAX_CLOCK_FREQUENCY).map(u32::from).unwrap_or(1000);
+        let platform = device::get_device_info(id, device::CL_DEVICE_PLATFORM).map(isize::from);
+        let named = |p: isize| platform::get_platform_info(p as cl_platform_id, platform::CL_PLATFORM_NAME);
+        let platform = platform.and_then(named).map(String::from);
         let gpu = number(device::CL_DEVICE_TYPE) & device::CL_DEVICE_TYPE_GPU != 0;
         let name = of.map_or_else(
             || text(device::CL_DEVICE_NAME),
@@ -139,9 +151,8 @@ impl ClDevice {
             }),
             cache: Cache::user(),
             programs: Loaded::default(),
-            free_queues: number(device::CL_DEVICE_QUEUE_ON_HOST_PROPERTIES)
-                & cq::CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE
-                != 0,
+            free_queues: platform.is_ok_and(|name| name.trim() == SIDE_BY_SIDE)
+                && number(device::CL_DEVICE_QUEUE_ON_HOST_PROPERTIES) & cq::CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE != 0,
         })
     }
 

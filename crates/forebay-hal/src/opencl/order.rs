@@ -11,7 +11,8 @@
 //! 5. What is remembered is bounded: where it would be more, a marker comes behind everything and all else behind the
 //!    marker.
 //!
-//! Where the driver has only queues that are in order, nothing waits for anything and the last command is the end.
+//! Where queues are in order (the driver has no others, or is not known to run commands side by side in them), nothing waits for
+//! anything and the last command is the end.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
