@@ -91,25 +91,26 @@ impl Started {
 #[test]
 fn each_task_ends_up_where_it_is_faster_and_a_second_run_knows_it_already() {
     let _alone = alone();
-    for (name, host, rounds, best) in
-        [("opencl", Duration::from_millis(12), 1, 1), ("cpu", Duration::from_micros(10), 20_000, 0)]
-    {
+    for (name, host, rounds) in [("opencl", Duration::from_millis(12), 1), ("cpu", Duration::from_micros(10), 20_000)] {
+        // The CPU is the first device. Which of several others is the best is not for this test to say.
+        let on_best = |by_device: &[u64]| if name == "cpu" { by_device[0] } else { by_device[1..].iter().sum() };
         let dir = tempfile::tempdir().unwrap();
         let Some(rt) = runtime(&dir) else { return };
         let s = start(&rt, twice(host, rounds));
         (0..40).for_each(|i| s.call(i as f32).unwrap());
         let learned = s.by_device();
-        assert!(learned[1 - best] >= 1, "{name}: every device is tried: {learned:?}");
-        assert!(learned[best] >= 30, "{name}: {learned:?}");
+        assert!(learned.iter().all(|n| *n >= 1), "{name}: every device is tried: {learned:?}");
+        assert!(on_best(&learned) >= 30, "{name}: {learned:?}");
         drop(s);
         drop(rt);
         let models = Models::at(dir.path());
         let known = models.entries();
-        assert!(known.len() == 2 && known.iter().all(|e| e.task == "twice" && !e.samples.is_empty()), "{known:?}");
+        assert_eq!(known.len(), learned.len());
+        assert!(known.iter().all(|e| e.task == "twice" && !e.samples.is_empty()), "{known:?}");
         let s = start(&runtime(&dir).unwrap(), twice(host, rounds));
         (0..20).for_each(|i| s.call(i as f32).unwrap());
         let again = s.by_device();
-        assert!(again[best] >= 18, "{name}: not learned again: {again:?}");
+        assert!(on_best(&again) >= 18, "{name}: not learned again: {again:?}");
         drop(s);
     }
 }
