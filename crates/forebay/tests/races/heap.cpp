@@ -280,7 +280,7 @@ static void given_up(u32 seed) {
     std::atomic<bool> given{false};
     std::vector<std::thread> all;
     for (u32 t = 0; t < 3; t++) all.emplace_back([&, t] {
-      for (here++; here < 3;) {}
+      for (here++; here < 3;) sched_yield();
       if (t == 0) {
         for (u32 k = 0; k < i % 50; k++) fb_peek64(fb_word(a.heap, last));
         fb_give(a.heap, last, c, got);

@@ -1,3 +1,5 @@
+#include <linux/futex.h>
+#include <sys/syscall.h>
 // A block is six threads, in warps of three.
 #define FB_SEES_URGENT 2
 #define FB_SEES 3
@@ -10,15 +12,22 @@
 // Where lanes wait for each other. Only a barrier orders what they do elsewhere: what they tell each other does not, and then
 // the sanitizer must not believe that it does.
 struct Meeting {
-  std::atomic<unsigned> here{0}, round{0};
+  std::atomic<unsigned> here{0}, round{0}, asleep{0};
   void meet(unsigned n, std::memory_order come = std::memory_order_acq_rel, std::memory_order go = std::memory_order_acquire) {
     const unsigned is = round.load(std::memory_order_relaxed);
     if (here.fetch_add(1, come) + 1 == n) {
       here.store(0, std::memory_order_relaxed);
       round.fetch_add(1, come);
-    } else {
-      while (round.load(go) == is) sched_yield();
+      if (asleep.fetch_add(0, std::memory_order_relaxed)) syscall(SYS_futex, &round, FUTEX_WAKE_PRIVATE, ~0u >> 1, 0, 0, 0);
+      return;
     }
+    for (unsigned i = 0; i < 3; i++) {
+      if (round.load(go) != is) return;
+      sched_yield();
+    }
+    asleep.fetch_add(1, std::memory_order_relaxed);
+    while (round.load(go) == is) syscall(SYS_futex, &round, FUTEX_WAIT_PRIVATE, is, 0, 0, 0);
+    asleep.fetch_sub(1, std::memory_order_relaxed);
   }
   void pass(unsigned n) { meet(n, std::memory_order_relaxed, std::memory_order_relaxed); }
 };
