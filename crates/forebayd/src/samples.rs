@@ -14,7 +14,9 @@
 //!    samples and it has none is idle, and one that was there for [`SILENCE_NS`] without a sample of anybody.
 //! 5. Until the next sample a process counts as being as busy as the last one said, and as busy all the time before the
 //!    first.
-//! 6. What was said once is never taken back. Samples that fail are told of once; until they come again everybody is as busy
+//! 6. A clock can be set back. After [`IN_VAIN`] looks that found nothing new the driver is asked for all that it has; if the
+//!    newest of that is older than what was known, it counts from there on.
+//! 7. What was said once is never taken back. Samples that fail are told of once; until they come again everybody is as busy
 //!    as before.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -36,6 +38,8 @@ pub const GLANCE_NS: u64 = 80_000_000;
 const MAX_PERIODS: usize = 32;
 /// Looks with samples that tell how the driver's clock differs from ours.
 pub const LOOKS: usize = 32;
+/// Looks without a new sample after which all are asked for: longer than a period, shorter than [`SILENCE_NS`].
+pub const IN_VAIN: u32 = 16;
 /// A sample is younger than this when it is looked at for the first time, µs: longer than a period and a window.
 pub const FRESH_US: u64 = 5_000_000;
 /// Samples of one period are taken within this, µs.
@@ -88,6 +92,8 @@ struct Period {
 pub struct SampleMeter<S> {
     samples: S,
     last_us: u64,
+    /// Looks since the last new sample.
+    in_vain: u32,
     /// How much our clock was ahead of the newest sample, µs, at the last looks that found one.
     ahead_us: VecDeque<i128>,
     periods: VecDeque<Period>,
@@ -102,6 +108,7 @@ impl<S: Samples> SampleMeter<S> {
         SampleMeter {
             samples,
             last_us: 0,
+            in_vain: 0,
             ahead_us: VecDeque::new(),
             periods: VecDeque::new(),
             accounts: BTreeMap::new(),
@@ -114,7 +121,8 @@ impl<S: Samples> SampleMeter<S> {
 impl<S: Samples> SampleMeter<S> {
     /// Asks the driver for what it has sampled since.
     fn ask(&mut self) {
-        let samples = match self.samples.since(self.last_us) {
+        let all = self.in_vain >= IN_VAIN;
+        let samples = match self.samples.since(if all { 0 } else { self.last_us }) {
             Ok(s) => s,
             Err(e) => {
                 if !std::mem::replace(&mut self.failed, true) {
@@ -126,9 +134,18 @@ impl<S: Samples> SampleMeter<S> {
         if std::mem::take(&mut self.failed) {
             self.trouble = Some("how busy processes are is known again".into());
         }
+        let known = samples.iter().map(|s| s.at_us).max();
         let mut new: Vec<Sample> = samples.into_iter().filter(|s| s.at_us > self.last_us).collect();
         new.sort_unstable_by_key(|s| s.at_us);
-        let Some(newest) = new.last() else { return };
+        let Some(newest) = new.last() else {
+            self.in_vain = if all { 0 } else { self.in_vain + 1 };
+            if let Some(set_back) = known.filter(|k| all && *k < self.last_us) {
+                self.last_us = set_back;
+                self.ahead_us.clear();
+            }
+            return;
+        };
+        self.in_vain = 0;
         let clocks = self.samples.clocks_us();
         let fits = |c: &u64| c.checked_sub(newest.at_us).is_some_and(|age| age < FRESH_US);
         let (clock, ahead_us) = match clocks.iter().position(fits) {
@@ -358,6 +375,35 @@ mod tests {
             let used = [0, 1].map(|i| m.used_ns(i).unwrap() - before[i as usize]);
             let parts = [0, 1].map(|i| used[i] as f64 / on_ns[i] as f64);
             assert!(parts.iter().all(|p| (0.9..=1.0).contains(p)), "{period_us} µs: {parts:?} of it seen as work");
+        }
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_is_followed() {
+        const HOUR_US: u64 = 3_600_000_000;
+        for back in [true, false] {
+            let (on_us, taken, ahead_us) = ([0; 2], Vec::new(), 1_700_000_000_000_000);
+            let driver = Periods { period_us: 200_000, now_us: 0, begun_us: 0, on_us, taken, ahead_us };
+            let mut m = SampleMeter::new(driver);
+            let run = |m: &mut SampleMeter<Periods>, windows| {
+                for window in 0..windows {
+                    for _ in 0..2 {
+                        m.samples.run(window % 2, 50_000);
+                        m.glance();
+                    }
+                    (0..2).for_each(|i| m.passed(i as u32, i == window % 2, 100_000_000));
+                    m.refresh(true);
+                }
+            };
+            run(&mut m, 40);
+            if back {
+                m.samples.ahead_us -= HOUR_US;
+            }
+            run(&mut m, 20);
+            let before = m.used_ns(0).unwrap();
+            run(&mut m, 40);
+            let part = (m.used_ns(0).unwrap() - before) as f64 / 2e9;
+            assert!((0.9..=1.0).contains(&part), "set back: {back}, {part} of it seen as work");
         }
     }
 
