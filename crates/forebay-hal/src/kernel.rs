@@ -41,12 +41,18 @@ impl Geometry {
 
     /// The groups to use: the caller's, or 256 items as 256 (1-D) or 32×8 (2-D and 3-D).
     pub fn group_or_default(&self) -> [usize; 3] {
+        self.group_within(256)
+    }
+
+    /// The same where a group has `most` items at most, rounded down to a power of two; the caller's are left as they are.
+    pub fn group_within(&self, most: usize) -> [usize; 3] {
+        let n = 1 << most.clamp(1, 256).ilog2();
         if self.group[0] != 0 {
             [self.group[0], self.group[1].max(1), self.group[2].max(1)]
         } else if self.items[1] <= 1 && self.items[2] <= 1 {
-            [256, 1, 1]
+            [n, 1, 1]
         } else {
-            [32, 8, 1]
+            [n.min(32), (n / 32).max(1), 1]
         }
     }
 }
@@ -246,5 +252,21 @@ impl<'a> ArgSpan<'a> {
             Some(Arg::F32(v)) => *v,
             _ => panic!("argument {i} is not a float"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_are_the_callers_or_as_large_as_may_be() {
+        let groups =
+            |g: Geometry| [usize::MAX, 256, 255, 100, 32, 5, 1, 0].map(|most| g.group_within(most)[..2].to_vec());
+        let of_line = [256, 256, 128, 64, 32, 4, 1, 1].map(|n| vec![n, 1]);
+        assert_eq!(groups(Geometry::linear(10)), of_line);
+        let of_plane = [[32, 8], [32, 8], [32, 4], [32, 2], [32, 1], [4, 1], [1, 1], [1, 1]].map(|g| g.to_vec());
+        assert_eq!(groups(Geometry::new(10, 10, 1)), of_plane);
+        assert_eq!(Geometry::linear(10).with_group(512, 0, 0).group_within(4), [512, 1, 1]);
     }
 }

@@ -188,6 +188,33 @@ fn opencl() {
     check_kind(Kind::OpenCl);
 }
 
+/// Many devices take less in a group than is usual. PoCL can be told to be such a one.
+#[test]
+fn opencl_with_small_groups() {
+    const SMALL: &str = "POCL_MAX_WORK_GROUP_SIZE";
+    if std::env::var_os(SMALL).is_none() {
+        let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+        let again = again.args(["--exact", "opencl_with_small_groups", "--nocapture"]).env(SMALL, "64");
+        let out = again.output().unwrap();
+        let text = String::from_utf8_lossy(&out.stderr);
+        assert!(out.status.success(), "{text}");
+        return eprint!("{text}");
+    }
+    check_kind(Kind::OpenCl);
+    for d in discover(&[Kind::OpenCl]).0 {
+        let text = "KERNEL void ones(GLOBAL uint *a) { a[gid_x()] = 1; }";
+        let k = d.compile(&forebay_hal::Source::Portable(text.into()), "ones").unwrap();
+        let (a, mut q) = (d.alloc(4 << 20).unwrap(), d.queue().unwrap());
+        let whole = forebay_hal::Geometry::linear(1 << 20);
+        let refused = q.launch(&k, &whole.with_group(1 << 20, 1, 1), &[forebay_hal::Arg::Buffer(&a)]);
+        let said = |what: &str| what.contains("1048576 items for kernel ones");
+        assert!(matches!(&refused, Err(Error::Invalid { what, .. }) if said(what)), "{refused:?}");
+        q.launch(&k, &whole, &[forebay_hal::Arg::Buffer(&a)]).unwrap();
+        let fence = q.fence().unwrap();
+        q.wait(fence).unwrap();
+    }
+}
+
 #[test]
 fn cuda() {
     if !stand_in::is_here() {

@@ -243,6 +243,8 @@ pub(super) struct ClKernel {
     args: u32,
     /// Bit `i`: what argument `i` points to is only read.
     reads: u64,
+    /// Items of a group, at most: less than the device takes if the kernel needs much.
+    most_items: usize,
     program: Arc<Program>,
 }
 
@@ -376,9 +378,11 @@ impl Device for ClDevice {
             told.is_ok_and(|q| q & kernel::CL_KERNEL_ARG_TYPE_CONST as u64 != 0)
         };
         let reads = (0..args.min(63)).filter(only_read).fold(0, |r, i| r | 1 << i);
+        let most_items = kernel::get_kernel_work_group_info(id, c.device, kernel::CL_KERNEL_WORK_GROUP_SIZE);
+        let most_items = most_items.map(usize::from).unwrap_or(usize::MAX);
         Ok(Kernel {
             name: entry.into(),
-            imp: Arc::new(ClKernel { id: Mutex::new(KernelId(id)), args, reads, program }),
+            imp: Arc::new(ClKernel { id: Mutex::new(KernelId(id)), args, reads, most_items, program }),
         })
     }
 

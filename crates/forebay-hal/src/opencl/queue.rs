@@ -225,7 +225,13 @@ impl Queue for ClQueue {
             let what = format!("call of kernel {} with {} arguments; it takes {}", k.name, args.len(), ours.args);
             return Err(Error::Invalid { device, what });
         }
-        let group = geometry.group_or_default();
+        let group = geometry.group_within(ours.most_items);
+        let items = group.iter().fold(1usize, |n, g| n.saturating_mul(*g));
+        if items > ours.most_items {
+            let what =
+                format!("groups of {items} items for kernel {}, which it takes {} of at most", k.name, ours.most_items);
+            return Err(Error::Invalid { device, what });
+        }
         let mut global = [0usize; 3];
         for d in 0..3 {
             global[d] = geometry.items[d].max(1).next_multiple_of(group[d]);
