@@ -188,6 +188,25 @@ fn opencl() {
     check_kind(Kind::OpenCl);
 }
 
+#[test]
+fn opencl_kernels_that_take_one_group_only_get_it() {
+    let text = "__kernel __attribute__((reqd_work_group_size(16, 4, 1))) void sizes(__global uint *a) {
+        a[get_global_id(1) * 32 + get_global_id(0)] = get_local_size(0) * 100 + get_local_size(1);
+    }";
+    for d in discover(&[Kind::OpenCl]).0 {
+        let k = d.compile(&forebay_hal::Source::OpenClC(text.into()), "sizes").unwrap();
+        let (a, back) = (d.alloc(1024).unwrap(), d.alloc_host(1024).unwrap());
+        let mut q = d.queue().unwrap();
+        q.launch(&k, &forebay_hal::Geometry::new(32, 8, 1), &[forebay_hal::Arg::Buffer(&a)]).unwrap();
+        q.copy(&a, 0, &back, 0, 1024).unwrap();
+        let fence = q.fence().unwrap();
+        q.wait(fence).unwrap();
+        let p = back.host_ptr().unwrap().cast::<[u32; 256]>();
+        // SAFETY: the buffer has these bytes, and the copy into it has ended.
+        assert_eq!(unsafe { p.read() }, [1604; 256]);
+    }
+}
+
 /// Many devices take less in a group than is usual. PoCL can be told to be such a one.
 #[test]
 fn opencl_with_small_groups() {

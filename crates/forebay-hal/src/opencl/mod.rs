@@ -245,6 +245,8 @@ pub(super) struct ClKernel {
     reads: u64,
     /// Items of a group, at most: less than the device takes if the kernel needs much.
     most_items: usize,
+    /// The only group that it takes, where its text says so (`reqd_work_group_size`).
+    group: Option<[usize; 3]>,
     program: Arc<Program>,
 }
 
@@ -378,11 +380,13 @@ impl Device for ClDevice {
             told.is_ok_and(|q| q & kernel::CL_KERNEL_ARG_TYPE_CONST as u64 != 0)
         };
         let reads = (0..args.min(63)).filter(only_read).fold(0, |r, i| r | 1 << i);
-        let most_items = kernel::get_kernel_work_group_info(id, c.device, kernel::CL_KERNEL_WORK_GROUP_SIZE);
-        let most_items = most_items.map(usize::from).unwrap_or(usize::MAX);
+        let groups = |what| kernel::get_kernel_work_group_info(id, c.device, what);
+        let most_items = groups(kernel::CL_KERNEL_WORK_GROUP_SIZE).map(usize::from).unwrap_or(usize::MAX);
+        let group = groups(kernel::CL_KERNEL_COMPILE_WORK_GROUP_SIZE).ok().and_then(|g| Vec::from(g).try_into().ok());
+        let group = group.filter(|g: &[usize; 3]| g[0] != 0);
         Ok(Kernel {
             name: entry.into(),
-            imp: Arc::new(ClKernel { id: Mutex::new(KernelId(id)), args, reads, most_items, program }),
+            imp: Arc::new(ClKernel { id: Mutex::new(KernelId(id)), args, reads, most_items, group, program }),
         })
     }
 

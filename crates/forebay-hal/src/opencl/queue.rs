@@ -225,7 +225,10 @@ impl Queue for ClQueue {
             let what = format!("call of kernel {} with {} arguments; it takes {}", k.name, args.len(), ours.args);
             return Err(Error::Invalid { device, what });
         }
-        let group = geometry.group_within(ours.most_items);
+        let group = match ours.group {
+            Some(group) if geometry.group[0] == 0 => group,
+            _ => geometry.group_within(ours.most_items),
+        };
         let items = group.iter().fold(1usize, |n, g| n.saturating_mul(*g));
         if items > ours.most_items {
             let what =
