@@ -17,6 +17,11 @@ pub struct Geometry {
     pub shared_bytes: u32,
 }
 
+/// Items of a group where nobody asks for a size: what GPUs do well with, and every one of NVIDIA's takes.
+const GROUP: usize = 256;
+/// Of these in x where the space has more than one dimension: a warp, which reads a row.
+const GROUP_ROW: usize = 32;
+
 impl Geometry {
     /// A space of `x` × `y` × `z` items in groups of the device's choice.
     pub const fn new(x: usize, y: usize, z: usize) -> Self {
@@ -41,18 +46,18 @@ impl Geometry {
 
     /// The groups to use: the caller's, or 256 items as 256 (1-D) or 32×8 (2-D and 3-D).
     pub fn group_or_default(&self) -> [usize; 3] {
-        self.group_within(256)
+        self.group_within(GROUP)
     }
 
     /// The same where a group has `most` items at most, rounded down to a power of two; the caller's are left as they are.
     pub fn group_within(&self, most: usize) -> [usize; 3] {
-        let n = 1 << most.clamp(1, 256).ilog2();
+        let n = 1 << most.clamp(1, GROUP).ilog2();
         if self.group[0] != 0 {
             [self.group[0], self.group[1].max(1), self.group[2].max(1)]
         } else if self.items[1] <= 1 && self.items[2] <= 1 {
             [n, 1, 1]
         } else {
-            [n.min(32), (n / 32).max(1), 1]
+            [n.min(GROUP_ROW), (n / GROUP_ROW).max(1), 1]
         }
     }
 }

@@ -18,7 +18,10 @@ fn check_kind(kind: Kind) {
     for (kind, why) in missing {
         eprintln!("skipped: no {kind} device here: {why}");
     }
-    devices.iter().for_each(|d| check(&**d));
+    for d in devices {
+        check(&*d);
+        eprintln!("checked: {kind} {}", d.info().name);
+    }
 }
 
 /// The suite on both parts of each device that can be divided, which share it fairly; how many there were.
@@ -193,11 +196,17 @@ fn opencl_kernels_that_take_one_group_only_get_it() {
     let text = "__kernel __attribute__((reqd_work_group_size(16, 4, 1))) void sizes(__global uint *a) {
         a[get_global_id(1) * 32 + get_global_id(0)] = get_local_size(0) * 100 + get_local_size(1);
     }";
-    for d in discover(&[Kind::OpenCl]).0 {
+    let (devices, missing) = discover(&[Kind::OpenCl]);
+    missing.iter().for_each(|(kind, why)| eprintln!("skipped: no {kind} device here: {why}"));
+    for d in devices {
         let k = d.compile(&forebay_hal::Source::OpenClC(text.into()), "sizes").unwrap();
         let (a, back) = (d.alloc(1024).unwrap(), d.alloc_host(1024).unwrap());
         let mut q = d.queue().unwrap();
-        q.launch(&k, &forebay_hal::Geometry::new(32, 8, 1), &[forebay_hal::Arg::Buffer(&a)]).unwrap();
+        let whole = forebay_hal::Geometry::new(32, 8, 1);
+        let refused = q.launch(&k, &whole.with_group(8, 8, 1), &[forebay_hal::Arg::Buffer(&a)]);
+        let said = |what: &str| what.contains("[8, 8, 1] for kernel sizes, which takes [16, 4, 1] only");
+        assert!(matches!(&refused, Err(Error::Invalid { what, .. }) if said(what)), "{refused:?}");
+        q.launch(&k, &whole, &[forebay_hal::Arg::Buffer(&a)]).unwrap();
         q.copy(&a, 0, &back, 0, 1024).unwrap();
         let fence = q.fence().unwrap();
         q.wait(fence).unwrap();
@@ -226,7 +235,7 @@ fn opencl_with_small_groups() {
         let (a, mut q) = (d.alloc(4 << 20).unwrap(), d.queue().unwrap());
         let whole = forebay_hal::Geometry::linear(1 << 20);
         let refused = q.launch(&k, &whole.with_group(1 << 20, 1, 1), &[forebay_hal::Arg::Buffer(&a)]);
-        let said = |what: &str| what.contains("1048576 items for kernel ones");
+        let said = |what: &str| what.contains("[1048576, 1, 1] for kernel ones, which takes");
         assert!(matches!(&refused, Err(Error::Invalid { what, .. }) if said(what)), "{refused:?}");
         q.launch(&k, &whole, &[forebay_hal::Arg::Buffer(&a)]).unwrap();
         let fence = q.fence().unwrap();

@@ -230,9 +230,14 @@ impl Queue for ClQueue {
             _ => geometry.group_within(ours.most_items),
         };
         let items = group.iter().fold(1usize, |n, g| n.saturating_mul(*g));
-        if items > ours.most_items {
+        let takes = match ours.group {
+            Some(only) if only != group => Some(format!("{only:?} only")),
+            None if items > ours.most_items => Some(format!("{} items at most", ours.most_items)),
+            _ => None,
+        };
+        if let Some(takes) = takes {
             let what =
-                format!("groups of {items} items for kernel {}, which it takes {} of at most", k.name, ours.most_items);
+                format!("groups of {group:?} for kernel {}, which takes {takes} (0 lets the device choose)", k.name);
             return Err(Error::Invalid { device, what });
         }
         let mut global = [0usize; 3];

@@ -1,5 +1,3 @@
-#include <linux/futex.h>
-#include <sys/syscall.h>
 // A block is six threads, in warps of three.
 #define FB_SEES_URGENT 2
 #define FB_SEES 3
@@ -9,7 +7,12 @@
 #define FB_SEES_WHOLE false
 #define FB_LANES 6
 #define FB_WARP 3
-// Where lanes wait for each other. Only a barrier orders what they do elsewhere: what they tell each other does not, and then
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+// Where lanes wait for each other: asleep, as six threads that yield keep two cores from the one that all wait for. The order of
+// `asleep` and `round` is left to chance, so that the sanitizer concludes nothing from it; who is not woken wakes by itself.
+// Only a barrier orders what they do elsewhere: what they tell each other does not, and then
 // the sanitizer must not believe that it does.
 struct Meeting {
   std::atomic<unsigned> here{0}, round{0}, asleep{0};
@@ -25,8 +28,9 @@ struct Meeting {
       if (round.load(go) != is) return;
       sched_yield();
     }
+    const timespec most = {0, 10000000};
     asleep.fetch_add(1, std::memory_order_relaxed);
-    while (round.load(go) == is) syscall(SYS_futex, &round, FUTEX_WAIT_PRIVATE, is, 0, 0, 0);
+    while (round.load(go) == is) syscall(SYS_futex, &round, FUTEX_WAIT_PRIVATE, is, &most, 0, 0);
     asleep.fetch_sub(1, std::memory_order_relaxed);
   }
   void pass(unsigned n) { meet(n, std::memory_order_relaxed, std::memory_order_relaxed); }
