@@ -14,8 +14,9 @@
 //!    samples and it has none is idle, and one that was there for [`SILENCE_NS`] without a sample of anybody.
 //! 5. Until the next sample a process counts as being as busy as the last one said, and as busy all the time before the
 //!    first.
-//! 6. A clock can be set back. After [`IN_VAIN`] looks that found nothing new the driver is asked for all that it has; if the
-//!    newest of that is older than what was known, it counts from there on.
+//! 6. A clock can be set back, and one sample can be of a time far from now. After [`IN_VAIN`] looks that found nothing new the
+//!    driver is asked for all that it has; what was not there at such a look before is new, however old it looks, and time counts
+//!    from there on. What was there is old, however new it looks.
 //! 7. What was said once is never taken back. Samples that fail are told of once; until they come again everybody is as busy
 //!    as before.
 
@@ -38,7 +39,8 @@ pub const GLANCE_NS: u64 = 80_000_000;
 const MAX_PERIODS: usize = 32;
 /// Looks with samples that tell how the driver's clock differs from ours.
 pub const LOOKS: usize = 32;
-/// Looks without a new sample after which all are asked for: longer than a period, shorter than [`SILENCE_NS`].
+/// Looks without a new sample after which all are asked for. A period is about as long, so that it happens seldom while nothing is
+/// wrong; it does no harm then.
 pub const IN_VAIN: u32 = 16;
 /// A sample is younger than this when it is looked at for the first time, µs: longer than a period and a window.
 pub const FRESH_US: u64 = 5_000_000;
@@ -94,6 +96,10 @@ pub struct SampleMeter<S> {
     last_us: u64,
     /// Looks since the last new sample.
     in_vain: u32,
+    /// Times of all that there was at the last look for all, if there was one since.
+    before: Option<Vec<u64>>,
+    /// Times of what is old, though it looks new.
+    stale: Vec<u64>,
     /// How much our clock was ahead of the newest sample, µs, at the last looks that found one.
     ahead_us: VecDeque<i128>,
     periods: VecDeque<Period>,
@@ -109,6 +115,8 @@ impl<S: Samples> SampleMeter<S> {
             samples,
             last_us: 0,
             in_vain: 0,
+            before: None,
+            stale: Vec::new(),
             ahead_us: VecDeque::new(),
             periods: VecDeque::new(),
             accounts: BTreeMap::new(),
@@ -134,18 +142,18 @@ impl<S: Samples> SampleMeter<S> {
         if std::mem::take(&mut self.failed) {
             self.trouble = Some("how busy processes are is known again".into());
         }
-        let known = samples.iter().map(|s| s.at_us).max();
-        let mut new: Vec<Sample> = samples.into_iter().filter(|s| s.at_us > self.last_us).collect();
+        let is_new = |s: &&Sample| s.at_us > self.last_us && !self.stale.contains(&s.at_us);
+        let mut new: Vec<Sample> = samples.iter().filter(is_new).copied().collect();
         new.sort_unstable_by_key(|s| s.at_us);
         let Some(newest) = new.last() else {
-            self.in_vain = if all { 0 } else { self.in_vain + 1 };
-            if let Some(set_back) = known.filter(|k| all && *k < self.last_us) {
-                self.last_us = set_back;
-                self.ahead_us.clear();
+            self.in_vain = self.in_vain.saturating_add(1);
+            // None at all says nothing: it may have been asked too soon.
+            if all && !samples.is_empty() {
+                self.look_back(samples.iter().map(|s| s.at_us).collect());
             }
             return;
         };
-        self.in_vain = 0;
+        (self.in_vain, self.before) = (0, None);
         let clocks = self.samples.clocks_us();
         let fits = |c: &u64| c.checked_sub(newest.at_us).is_some_and(|age| age < FRESH_US);
         let (clock, ahead_us) = match clocks.iter().position(fits) {
@@ -164,6 +172,18 @@ impl<S: Samples> SampleMeter<S> {
             self.periods.truncate(MAX_PERIODS - 1);
             let end_us = i128::from(end_us) + ahead_us;
             self.periods.push_front(Period { samples: period.to_vec(), ns, end_us, clock });
+        }
+    }
+
+    /// Finds out whether time goes on where it looks old, from the times of all that there is (rule 6).
+    fn look_back(&mut self, times: Vec<u64>) {
+        let goes_on = self.before.as_ref().and_then(|b| times.iter().filter(|t| !b.contains(t)).max().copied());
+        match (goes_on, self.before.take()) {
+            (Some(now_us), Some(before)) => {
+                (self.last_us, self.stale, self.in_vain) = (now_us, before, 0);
+                self.ahead_us.clear();
+            }
+            _ => self.before = Some(times),
         }
     }
 
@@ -316,6 +336,8 @@ mod tests {
         begun_us: u64,
         on_us: [u64; 2],
         taken: Vec<Sample>,
+        /// Samples that it has whatever happens.
+        kept: Vec<Sample>,
         /// Its clock, as much as it is ahead of the one that goes on steadily.
         ahead_us: u64,
     }
@@ -337,7 +359,7 @@ mod tests {
 
     impl Samples for Periods {
         fn since(&mut self, since_us: u64) -> Result<Vec<Sample>, String> {
-            Ok(self.taken.iter().copied().filter(|s| s.at_us > since_us).collect())
+            Ok(self.taken.iter().chain(&self.kept).copied().filter(|s| s.at_us > since_us).collect())
         }
 
         fn clocks_us(&self) -> [u64; 2] {
@@ -352,7 +374,7 @@ mod tests {
             [(100_000, 30_000), (167_000, 0), (200_000, 50_000), (333_000, 0), (1_000_000, 70_000)]
         {
             let (on_us, taken, ahead_us) = ([0; 2], Vec::new(), 1_700_000_000_000_000);
-            let driver = Periods { period_us, now_us: begun_us, begun_us, on_us, taken, ahead_us };
+            let driver = Periods { period_us, now_us: begun_us, begun_us, on_us, taken, kept: Vec::new(), ahead_us };
             let mut m = SampleMeter::new(driver);
             let mut on_ns = [0; 2];
             let mut before = [0; 2];
@@ -379,11 +401,13 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_is_set_back_is_followed() {
+    fn a_clock_that_is_set_back_is_followed_and_one_sample_of_another_time_is_not() {
         const HOUR_US: u64 = 3_600_000_000;
-        for back in [true, false] {
+        // Set back or not; what the driver goes on having: nothing else, what it had, a sample from far in the future.
+        for (back, keeps) in [(false, 0), (true, 0), (true, 1), (false, 2), (true, 2)] {
             let (on_us, taken, ahead_us) = ([0; 2], Vec::new(), 1_700_000_000_000_000);
-            let driver = Periods { period_us: 200_000, now_us: 0, begun_us: 0, on_us, taken, ahead_us };
+            let driver =
+                Periods { period_us: 200_000, now_us: 0, begun_us: 0, on_us, taken, kept: Vec::new(), ahead_us };
             let mut m = SampleMeter::new(driver);
             let run = |m: &mut SampleMeter<Periods>, windows| {
                 for window in 0..windows {
@@ -396,14 +420,19 @@ mod tests {
                 }
             };
             run(&mut m, 40);
+            m.samples.kept = match keeps {
+                0 => Vec::new(),
+                1 => m.samples.taken.clone(),
+                _ => vec![sample(7, ahead_us + 2 * HOUR_US, 100)],
+            };
             if back {
                 m.samples.ahead_us -= HOUR_US;
             }
-            run(&mut m, 20);
+            run(&mut m, 30);
             let before = m.used_ns(0).unwrap();
             run(&mut m, 40);
             let part = (m.used_ns(0).unwrap() - before) as f64 / 2e9;
-            assert!((0.9..=1.0).contains(&part), "set back: {back}, {part} of it seen as work");
+            assert!((0.9..=1.0).contains(&part), "set back: {back}, keeps: {keeps}, {part} of it seen as work");
         }
     }
 
