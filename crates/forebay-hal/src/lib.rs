@@ -243,14 +243,6 @@ fn opened(all: impl Iterator<Item = Result<Arc<dyn Device>>>) -> Found {
     (found, why)
 }
 
-/// Those that can be used; why not, if none can.
-fn usable((found, why): Found) -> Result<Vec<Arc<dyn Device>>> {
-    match why.into_iter().next() {
-        Some(why) if found.is_empty() => Err(why),
-        _ => Ok(found),
-    }
-}
-
 /// Kinds of which there is no device, or not each, with the reason.
 pub type Missing = Vec<(Kind, Error)>;
 

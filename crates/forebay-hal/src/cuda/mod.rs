@@ -40,17 +40,11 @@ use crate::{
     Source, portable,
 };
 
-/// All CUDA devices that can be used. Each one's context is made when it is first needed: on a machine with many GPUs it would
-/// take seconds, and half a gigabyte of each, to no end.
+/// All CUDA devices. Each one's context is made when it is first needed: on a machine with many GPUs it would take seconds, and half
+/// a gigabyte of each, to no end.
 ///
 /// # Errors
-/// [`Error::NoLibrary`] or [`Error::NoSymbol`] without a usable driver, [`Error::NoDevice`] without a GPU; of several GPUs of which
-/// none can be used the first one's reason.
-pub fn devices() -> Result<Vec<Arc<dyn Device>>> {
-    look().and_then(crate::usable)
-}
-
-/// All CUDA devices.
+/// [`Error::NoLibrary`] or [`Error::NoSymbol`] without a usable driver, [`Error::NoDevice`] without a GPU.
 pub(crate) fn look() -> Result<Found> {
     let d = sys::driver()?;
     let none =

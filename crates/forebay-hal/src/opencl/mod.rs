@@ -27,18 +27,13 @@ const LIBRARY: &str = "libOpenCL.so / libOpenCL.so.1";
 /// queue is released behind its last kernel (a task of the queue's waits for the queue's tasks to end).
 const SIDE_BY_SIDE: &str = "Portable Computing Language";
 
-/// All OpenCL devices of all platforms that can be used, opened once for the process.
-///
-/// # Errors
-/// [`Error::NoLibrary`] without an OpenCL loader, [`Error::NoDevice`] without a platform or device; why none can be used.
-pub fn devices() -> Result<Vec<Arc<dyn Device>>> {
-    look().and_then(crate::usable)
-}
-
-/// All OpenCL devices, looked for once.
+/// All OpenCL devices of all platforms, opened once for the process.
 ///
 /// Once, because drivers are not to be trusted with being opened from several threads at a time: PoCL 3.1 crashes now
 /// and then when two threads ask for its platform first.
+///
+/// # Errors
+/// [`Error::NoLibrary`] without an OpenCL loader, [`Error::NoDevice`] without a platform or device.
 pub(crate) fn look() -> Result<Found> {
     static FOUND: OnceLock<Result<Found>> = OnceLock::new();
     FOUND.get_or_init(open_all).clone()
