@@ -237,6 +237,8 @@ fn opencl_with_small_groups() {
         let refused = q.launch(&k, &whole.with_group(1 << 20, 1, 1), &[forebay_hal::Arg::Buffer(&a)]);
         let said = |what: &str| what.contains("[1048576, 1, 1] for kernel ones, which takes");
         assert!(matches!(&refused, Err(Error::Invalid { what, .. }) if said(what)), "{refused:?}");
+        let uncountable = q.launch(&k, &forebay_hal::Geometry::linear(usize::MAX), &[forebay_hal::Arg::Buffer(&a)]);
+        assert!(matches!(&uncountable, Err(Error::Invalid { .. })), "{uncountable:?}");
         q.launch(&k, &whole, &[forebay_hal::Arg::Buffer(&a)]).unwrap();
         let fence = q.fence().unwrap();
         q.wait(fence).unwrap();

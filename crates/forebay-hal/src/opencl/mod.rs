@@ -378,7 +378,7 @@ impl Device for ClDevice {
         let groups = |what| kernel::get_kernel_work_group_info(id, c.device, what);
         let most_items = groups(kernel::CL_KERNEL_WORK_GROUP_SIZE).map(usize::from).unwrap_or(usize::MAX);
         let group = groups(kernel::CL_KERNEL_COMPILE_WORK_GROUP_SIZE).ok().and_then(|g| Vec::from(g).try_into().ok());
-        let group = group.filter(|g: &[usize; 3]| g[0] != 0);
+        let group = group.filter(|g: &[usize; 3]| !g.contains(&0));
         Ok(Kernel {
             name: entry.into(),
             imp: Arc::new(ClKernel { id: Mutex::new(KernelId(id)), args, reads, most_items, group, program }),

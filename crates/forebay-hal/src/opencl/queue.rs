@@ -242,7 +242,10 @@ impl Queue for ClQueue {
         }
         let mut global = [0usize; 3];
         for d in 0..3 {
-            global[d] = geometry.items[d].max(1).next_multiple_of(group[d]);
+            global[d] = geometry.items[d].max(1).checked_next_multiple_of(group[d]).ok_or_else(|| {
+                let what = format!("{} items for kernel {}: more than can be counted", geometry.items[d], k.name);
+                Error::Invalid { device: device.clone(), what }
+            })?;
         }
         let id = ours.id.lock().unwrap_or_else(PoisonError::into_inner);
         for (i, a) in args.iter().enumerate() {
