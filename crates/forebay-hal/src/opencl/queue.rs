@@ -214,7 +214,7 @@ impl Completion for Pending {
 impl Queue for ClQueue {
     fn launch(&mut self, k: &Kernel, geometry: &Geometry, args: &[Arg<'_>]) -> Result<()> {
         self.alive()?;
-        let device = self.context.name.clone();
+        let refused = |what| Error::Invalid { device: self.context.name.clone(), what };
         let ours = k
             .imp
             .as_any()
@@ -223,7 +223,7 @@ impl Queue for ClQueue {
             .ok_or_else(|| self.foreign("kernel"))?;
         if ours.args as usize != args.len() {
             let what = format!("call of kernel {} with {} arguments; it takes {}", k.name, args.len(), ours.args);
-            return Err(Error::Invalid { device, what });
+            return Err(refused(what));
         }
         let group = match ours.group {
             Some(group) if geometry.group[0] == 0 => group,
@@ -238,13 +238,13 @@ impl Queue for ClQueue {
         if let Some(takes) = takes {
             let what =
                 format!("groups of {group:?} for kernel {}, which takes {takes} (0 lets the device choose)", k.name);
-            return Err(Error::Invalid { device, what });
+            return Err(refused(what));
         }
         let mut global = [0usize; 3];
         for d in 0..3 {
             global[d] = geometry.items[d].max(1).checked_next_multiple_of(group[d]).ok_or_else(|| {
                 let what = format!("{} items for kernel {}: more than can be counted", geometry.items[d], k.name);
-                Error::Invalid { device: device.clone(), what }
+                refused(what)
             })?;
         }
         let id = ours.id.lock().unwrap_or_else(PoisonError::into_inner);
@@ -264,7 +264,7 @@ impl Queue for ClQueue {
             };
             if let Err(code) = set {
                 let why = cl3::error_codes::error_text(code);
-                return Err(Error::Invalid { device, what: format!("argument {i} of kernel {}: {why}", k.name) });
+                return Err(refused(format!("argument {i} of kernel {}: {why}", k.name)));
             }
         }
         let context = self.context.clone();
