@@ -89,7 +89,9 @@ pub fn again_with(name: &str, variables: &[(&str, &str)]) {
         output_under(dir, c)
     };
     if let Some(text) = build().map(|dir| child(name, |c| run(dir, c))) {
-        assert!(!text.contains("skipped"), "{name} did not find the stand-in:\n{text}");
+        // A machine may well have no OpenCL.
+        let skipped = text.lines().any(|l| l.contains("skipped") && !l.contains("no opencl device"));
+        assert!(!skipped, "{name} did not find the stand-in:\n{text}");
     }
 }
 
