@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay::Kind;
-use forebay::hal::{Device, conformance, cuda::Nvrtc, discover};
+use forebay::hal::{Device, Error, conformance, cuda::Nvrtc, discover};
 use forebay::transfer::{CALIBRATION, Direction, Engine, Host};
 use forebay_rm::{Client, Rm as _};
 use forebayd::trial::{self, Programs};
@@ -242,7 +242,8 @@ pub fn run(options: &Options) -> Result<(), String> {
         transfer(d, options.calibrate);
     }
     for (kind, why) in missing {
-        crate::say(&format!("{kind}: not usable: {why}"));
+        let how = if matches!(why, Error::Twice { .. }) { "left out" } else { "not usable" };
+        crate::say(&format!("{kind}: {how}: {why}"));
     }
     match Nvrtc::get() {
         Ok(n) => crate::say(&format!("nvrtc: {}.{}", n.version().0, n.version().1)),

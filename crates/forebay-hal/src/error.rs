@@ -1,6 +1,6 @@
 //! What a device can report that its caller could not foresee.
 
-use crate::Kind;
+use crate::{Kind, PciAddress};
 
 /// Result of a device call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -47,6 +47,18 @@ pub enum Error {
         kind: Kind,
         /// What it answered.
         why: String,
+    },
+    /// It is there, and another interface drives it.
+    #[error("{kind}: {device} at {place} is driven through {through}")]
+    Twice {
+        /// Interface that leaves it out.
+        kind: Kind,
+        /// Its name there.
+        device: String,
+        /// Where it is.
+        place: PciAddress,
+        /// The other interface, or platform.
+        through: &'static str,
     },
     /// An allocation did not fit.
     #[error("out of memory on {device}: requested {requested} B, in use {used} B, limit {limit} B")]

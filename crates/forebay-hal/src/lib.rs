@@ -100,6 +100,32 @@ pub struct DeviceInfo {
     pub host_memory: bool,
     /// True when it computes on the host's own cores (the CPU, and OpenCL drivers for CPUs).
     pub is_cpu: bool,
+    /// Where it is, if it is on the PCI bus and its driver says so.
+    pub pci: Option<PciAddress>,
+}
+
+/// A device's place on the PCI bus: the same through whichever interface it is driven.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PciAddress {
+    /// Domain.
+    pub domain: u32,
+    /// Bus.
+    pub bus: u32,
+    /// Device, which some call the slot.
+    pub device: u32,
+}
+
+impl PciAddress {
+    /// None for what drivers say that do not know: at 0000:00:00 is the bridge of the host.
+    fn new(domain: u32, bus: u32, device: u32) -> Option<Self> {
+        (domain | bus | device != 0).then_some(PciAddress { domain, bus, device })
+    }
+}
+
+impl std::fmt::Display for PciAddress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:04x}:{:02x}:{:02x}", self.domain, self.bus, self.device)
+    }
 }
 
 /// A device that can hold buffers, compile kernels and run them.
@@ -246,17 +272,25 @@ fn opened(all: impl Iterator<Item = Result<Arc<dyn Device>>>) -> Found {
 /// Kinds of which there is no device, or not each, with the reason.
 pub type Missing = Vec<(Kind, Error)>;
 
-/// Every device of the wanted kinds on this machine, the CPU first; what is absent is simply not in the list.
+/// Every device of the wanted kinds on this machine, in the order of the kinds; what is absent is simply not in the list.
 ///
-/// The second list says why a kind is missing, for `forebay doctor`.
+/// A GPU is there once, however many interfaces it has: through CUDA, if that is wanted, or else through the first OpenCL
+/// platform that shows it. Two devices that are one would each be given work as if the other had none.
+///
+/// The second list says why a kind is missing, or not all of it is there, for `forebay doctor`.
 pub fn discover(kinds: &[Kind]) -> (Vec<Arc<dyn Device>>, Missing) {
     let mut found: Vec<Arc<dyn Device>> = Vec::new();
     let mut missing = Vec::new();
+    let none = |e| (Vec::new(), vec![e]);
+    // Before OpenCL, which makes a context for everything that it opens.
+    let mut through_cuda = kinds.contains(&Kind::Cuda).then(|| cuda::look().unwrap_or_else(none));
+    let places = through_cuda.iter().flat_map(|(devices, _)| devices).filter_map(|d| d.info().pci);
+    let places: Vec<PciAddress> = places.collect();
     for &kind in kinds {
         let (devices, why): Found = match kind {
             Kind::Cpu => (vec![Arc::new(cpu::CpuDevice::new(cpu::Pool::global().clone()))], Vec::new()),
-            Kind::OpenCl => opencl::look().unwrap_or_else(|e| (Vec::new(), vec![e])),
-            Kind::Cuda => cuda::look().unwrap_or_else(|e| (Vec::new(), vec![e])),
+            Kind::OpenCl => opencl::look(&places).unwrap_or_else(none),
+            Kind::Cuda => through_cuda.take().unwrap_or_default(),
             Kind::Sim => (vec![Arc::new(sim::SimDevice::new(sim::Model::default()))], Vec::new()),
         };
         found.extend(devices);

@@ -74,9 +74,13 @@ pub fn kinds(wanted: &[Kind], only: Option<Kind>) -> Result<Vec<Kind>, String> {
         let names: Vec<&str> = wanted.iter().map(|k| k.name()).collect();
         return Err(format!("it is measured on {}, not on {kind}", names.join(", ")));
     }
-    let (devices, missing) = forebay::hal::discover(&only.map_or(wanted.to_vec(), |k| vec![k]));
-    let mut here: Vec<Kind> = devices.iter().map(|d| d.info().kind).collect();
-    here.dedup();
+    // Each by itself: a GPU that has several interfaces is measured through each of them.
+    let each = only.map_or(wanted.to_vec(), |k| vec![k]).into_iter().map(|k| (k, forebay::hal::discover(&[k])));
+    let (mut here, mut missing) = (Vec::new(), Vec::new());
+    for (kind, (devices, why)) in each {
+        here.extend((!devices.is_empty()).then_some(kind));
+        missing.extend(why);
+    }
     match missing.first() {
         Some((_, why)) if here.is_empty() => Err(why.to_string()),
         _ => {

@@ -119,6 +119,7 @@ impl CpuDevice {
                 strength: u64::from(workers) * mhz * 8,
                 host_memory: true,
                 is_cpu: true,
+                pci: None,
             },
             pool,
             allocated: Arc::default(),

@@ -36,8 +36,8 @@ pub use window::use_rm;
 use crate::cache::{Cache, Loaded};
 use crate::kernel::KernelImpl;
 use crate::{
-    Buffer, Device, DeviceInfo, DriverError, Error, Found, Kernel, Kind, Memory, Method, Occupied, Queue, Result,
-    Source, portable,
+    Buffer, Device, DeviceInfo, DriverError, Error, Found, Kernel, Kind, Memory, Method, Occupied, PciAddress, Queue,
+    Result, Source, portable,
 };
 
 /// All CUDA devices. Each one's context is made when it is first needed: on a machine with many GPUs it would take seconds, and half
@@ -318,6 +318,8 @@ impl CudaDevice {
         let units = attribute(device, sys::ATTRIBUTE_MULTIPROCESSOR_COUNT);
         let mhz = attribute(device, sys::ATTRIBUTE_CLOCK_RATE) / 1000;
         let cc = attribute(device, sys::ATTRIBUTE_CC_MAJOR) * 10 + attribute(device, sys::ATTRIBUTE_CC_MINOR);
+        let place = [sys::ATTRIBUTE_PCI_DOMAIN, sys::ATTRIBUTE_PCI_BUS, sys::ATTRIBUTE_PCI_DEVICE];
+        let [domain, bus, slot] = place.map(|a| attribute(device, a));
         let opened = CudaDevice {
             info: DeviceInfo {
                 kind: Kind::Cuda,
@@ -328,6 +330,7 @@ impl CudaDevice {
                 strength: u64::from(units) * u64::from(mhz.max(1000)) * 128,
                 host_memory: false,
                 is_cpu: false,
+                pci: PciAddress::new(domain, bus, slot),
             },
             context: Arc::new(Context {
                 driver: d,

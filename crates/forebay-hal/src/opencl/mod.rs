@@ -2,6 +2,7 @@
 //!
 //! One context per device. A fence is made of the events of commands before it, so it costs no command of its own.
 
+mod list;
 mod order;
 mod queue;
 
@@ -9,7 +10,7 @@ use std::any::Any;
 use std::ffi::CString;
 use std::ptr::{NonNull, null, null_mut};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cl3::types::{cl_command_queue, cl_context, cl_device_id, cl_int, cl_kernel, cl_mem, cl_platform_id, cl_program};
 use cl3::{command_queue as cq, context, device, error_codes, kernel, memory, platform, program};
@@ -17,47 +18,15 @@ use cl3::{command_queue as cq, context, device, error_codes, kernel, memory, pla
 use crate::cache::{Cache, Loaded};
 use crate::kernel::KernelImpl;
 use crate::{
-    Buffer, Device, DeviceInfo, DriverError, Error, Found, Kernel, Kind, Memory, Method, Queue, Result, Source,
-    portable,
+    Buffer, Device, DeviceInfo, DriverError, Error, Kernel, Kind, Memory, Method, Queue, Result, Source, portable,
 };
 
-const LIBRARY: &str = "libOpenCL.so / libOpenCL.so.1";
+pub(crate) use list::look;
+
 /// The platform that is known to run commands of one queue side by side: PoCL's. Intel's for CPUs (2026.2) takes queues that are
 /// out of order, too, but runs one command after the other in them on two cores, and now and then hangs for ever when such a
 /// queue is released behind its last kernel (a task of the queue's waits for the queue's tasks to end).
 const SIDE_BY_SIDE: &str = "Portable Computing Language";
-
-/// All OpenCL devices of all platforms, opened once for the process.
-///
-/// Once, because drivers are not to be trusted with being opened from several threads at a time: PoCL 3.1 crashes now
-/// and then when two threads ask for its platform first.
-///
-/// # Errors
-/// [`Error::NoLibrary`] without an OpenCL loader, [`Error::NoDevice`] without a platform or device.
-pub(crate) fn look() -> Result<Found> {
-    static FOUND: OnceLock<Result<Found>> = OnceLock::new();
-    FOUND.get_or_init(open_all).clone()
-}
-
-fn open_all() -> Result<Found> {
-    let none = |why: &str| Error::NoDevice { kind: Kind::OpenCl, why: why.into() };
-    let platforms = platform::get_platform_ids().map_err(|code| match code {
-        error_codes::DLOPEN_RUNTIME_LOAD_FAILED | error_codes::DLOPEN_FUNCTION_NOT_AVAILABLE => Error::NoLibrary {
-            kind: Kind::OpenCl,
-            library: LIBRARY.into(),
-            why: "no OpenCL loader is installed (Debian: ocl-icd-libopencl1)".into(),
-        },
-        code => {
-            none(&format!("no platform: {} (Debian: pocl-opencl-icd runs on any CPU)", error_codes::error_text(code)))
-        }
-    })?;
-    let ids = |p: &cl_platform_id| device::get_device_ids(*p, device::CL_DEVICE_TYPE_ALL).unwrap_or_default();
-    let mut all = platforms.iter().flat_map(ids).peekable();
-    if all.peek().is_none() {
-        return Err(none("no platform has a device"));
-    }
-    Ok(crate::opened(all.map(|id| Ok(Arc::new(ClDevice::open(id, None)?) as Arc<dyn Device>))))
-}
 
 /// Turns a status of `cl3` into an error.
 fn check<T>(call: &'static str, device: &str, r: std::result::Result<T, cl_int>) -> Result<T> {
@@ -110,7 +79,7 @@ pub struct ClDevice {
 impl ClDevice {
     /// Opens it; `of` says what it is a part of, if it is one.
     fn open(id: cl_device_id, of: Option<&DeviceInfo>) -> Result<Self> {
-        let text = |what| device::get_device_info(id, what).map(String::from).unwrap_or_default().trim().to_owned();
+        let text = |what| list::text(id, what);
         let number = |what| device::get_device_info(id, what).map(u64::from).unwrap_or(0);
         let units = device::get_device_info(id, device::CL_DEVICE_MAX_COMPUTE_UNITS).map(u32::from).unwrap_or(1);
         let mhz = device::get_device_info(id, device::CL_DEVICE_MAX_CLOCK_FREQUENCY).map(u32::from).unwrap_or(1000);
@@ -134,6 +103,7 @@ impl ClDevice {
                 strength: u64::from(units) * u64::from(mhz.max(1)) * if gpu { 64 } else { 7 },
                 host_memory: false,
                 is_cpu: !gpu,
+                pci: of.map_or_else(|| list::place(id), |whole| whole.pci),
                 name: name.clone(),
             },
             context: Arc::new(Context {

@@ -85,6 +85,7 @@ impl SimDevice {
                 strength: model.strength,
                 host_memory: false,
                 is_cpu: false,
+                pci: None,
             },
             state: Arc::new(State {
                 model,

@@ -269,6 +269,8 @@ API int cuDeviceGetName(char* s, int n, int) { snprintf(s, n, "stand-in on the h
 API int cuDeviceGetAttribute(int* v, int a, int d) {
   if (a == 20) return *v = is_closed(d) ? 2 : is_taken(d) ? 3 : 0, OK;
   // Compute capability 1.0 existed, but not with any compiler that this is used beside: no cache key is shared.
+  // Where on the bus the first one is (33), if anybody wants to know.
+  if (a == 33) return *v = number("STAND_IN_BUS", 0), OK;
   *v = a == 13 ? 1000000 : a == 16 ? 2 : a == 75 ? 1 : a == 76 ? 0 : 0;
   return OK;
 }

@@ -1,4 +1,5 @@
-//! The stand-in for NVIDIA's driver and compiler (`cuda.cpp` beside this file), for tests on machines without a GPU.
+//! The stand-in for NVIDIA's driver and compiler (`cuda.cpp` beside this file), for tests on machines without a GPU; and one
+//! for an OpenCL loader (`opencl.cpp`), which only shows devices.
 //! Shared by the tests of several crates by path.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -6,17 +7,24 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
-/// A folder with the stand-in as `libcuda.so.1` and `libnvrtc.so.12`; none without g++. It is beside this test program,
-/// named after its source, and built once for all test programs there.
+/// The loader's stand-in, in the folder of [`build`]: for `OPENCL_DYLIB_PATH`.
+#[allow(dead_code, reason = "not every test program that includes this file has such a test")]
+pub const OPENCL: &str = "stand-in-opencl.so";
+
+/// A folder with the stand-in as `libcuda.so.1` and `libnvrtc.so.12`, and [`OPENCL`]; none without g++. It is beside this test
+/// program, named after its source, and built once for all test programs there.
 pub fn build() -> Option<&'static Path> {
     static DIR: OnceLock<Option<PathBuf>> = OnceLock::new();
     DIR.get_or_init(|| {
         // From inside the test program, which may run where there is no checkout.
-        const SOURCE: &str = include_str!("cuda.cpp");
+        const SOURCES: [(&str, &str, &str); 2] = [
+            ("cuda.cpp", include_str!("cuda.cpp"), "libcuda.so.1"),
+            ("opencl.cpp", include_str!("opencl.cpp"), OPENCL),
+        ];
         const FLAGS: [&str; 6] = ["-std=c++17", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread"];
         let exe = std::env::current_exe().ok()?;
         let mut hash = DefaultHasher::new();
-        (SOURCE, FLAGS).hash(&mut hash);
+        (SOURCES, FLAGS).hash(&mut hash);
         let dir = exe.with_file_name(format!("stand-in-{:016x}", hash.finish()));
         if dir.exists() {
             tidy(&dir);
@@ -25,19 +33,19 @@ pub fn build() -> Option<&'static Path> {
         // Made elsewhere and moved: test programs may come here at the same time.
         let own = exe.with_file_name(format!("stand-in-of-{}", std::process::id()));
         std::fs::create_dir_all(&own).ok()?;
-        let source = own.join("cuda.cpp");
-        let library = own.join("libcuda.so.1");
-        std::fs::write(&source, SOURCE).ok()?;
-        let built = Command::new("g++").args(FLAGS).arg("-o").arg(&library).arg(source).arg("-ldl").status();
-        match built {
-            Ok(status) => assert!(status.success(), "the stand-in does not compile"),
-            Err(e) => {
-                eprintln!("skipped: no g++ for the stand-in: {e}");
-                std::fs::remove_dir_all(own).ok()?;
-                return None;
+        for (name, text, library) in SOURCES {
+            let source = own.join(name);
+            std::fs::write(&source, text).ok()?;
+            match Command::new("g++").args(FLAGS).arg("-o").arg(own.join(library)).arg(source).arg("-ldl").status() {
+                Ok(status) => assert!(status.success(), "the stand-in {name} does not compile"),
+                Err(e) => {
+                    eprintln!("skipped: no g++ for the stand-in: {e}");
+                    std::fs::remove_dir_all(own).ok()?;
+                    return None;
+                }
             }
         }
-        std::fs::copy(&library, own.join("libnvrtc.so.12")).ok()?;
+        std::fs::copy(own.join("libcuda.so.1"), own.join("libnvrtc.so.12")).ok()?;
         if std::fs::rename(&own, &dir).is_err() {
             // Somebody else was first.
             std::fs::remove_dir_all(own).ok()?;

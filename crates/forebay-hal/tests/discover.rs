@@ -1,0 +1,45 @@
+//! Which devices there are: each once, whatever interfaces it has.
+
+mod stand_in;
+
+use forebay_hal::{Kind, PciAddress, discover};
+
+/// What is seen with these kinds, and what is told of the rest.
+fn seen(kinds: &[Kind]) -> (Vec<String>, Vec<String>) {
+    let (devices, missing) = discover(kinds);
+    let named = |d: &std::sync::Arc<dyn forebay_hal::Device>| format!("{} {}", d.info().kind, d.info().name);
+    (devices.iter().map(named).collect(), missing.iter().map(|(kind, why)| format!("{kind}: {why}")).collect())
+}
+
+#[test]
+fn a_gpu_that_two_interfaces_show_is_one_device() {
+    const CONTEXTS: &str = "STAND_IN_CONTEXTS";
+    const NAME: &str = "a_gpu_that_two_interfaces_show_is_one_device";
+    if !stand_in::is_here() {
+        let Some(dir) = stand_in::build() else { return };
+        let library = dir.join(stand_in::OPENCL).display().to_string();
+        let contexts = dir.join(format!("contexts-{}", std::process::id())).display().to_string();
+        let variables = [("OPENCL_DYLIB_PATH", &library[..]), ("STAND_IN_BUS", "65"), (CONTEXTS, &contexts)];
+        stand_in::again_with(NAME, &variables);
+        return std::fs::remove_file(contexts).unwrap();
+    }
+    let contexts = || std::fs::read_to_string(std::env::var_os(CONTEXTS).unwrap()).unwrap();
+    let gpu = "cuda stand-in on the host (no GPU)";
+    for kinds in [[Kind::OpenCl, Kind::Cuda], [Kind::Cuda, Kind::OpenCl]] {
+        let (mut found, told) = seen(&kinds);
+        assert_eq!(found.iter().position(|d| d == gpu), Some(if kinds[0] == Kind::Cuda { 0 } else { 3 }), "{found:?}");
+        found.retain(|d| d != gpu);
+        assert_eq!(found, ["opencl second", "opencl third", "opencl processor"]);
+        let [first, again] = &told[..] else { panic!("{told:?}") };
+        assert!(first.contains("first at 0000:41:00 is driven through CUDA"), "{first}");
+        assert!(again.contains("second again at 0000:61:00 is driven through another platform"), "{again}");
+    }
+    assert_eq!(contexts(), "second\nthird\nprocessor\n", "one that is left out takes no memory");
+    // Who wants OpenCL has it, on all GPUs, and each is where it says.
+    let (found, told) = seen(&[Kind::OpenCl]);
+    assert_eq!(found, ["opencl first", "opencl second", "opencl third", "opencl processor"]);
+    assert!(told.len() == 1 && told[0].contains("second again"), "{told:?}");
+    let places: Vec<_> = discover(&[Kind::OpenCl]).0.iter().map(|d| d.info().pci).collect();
+    let at = |domain, bus| Some(PciAddress { domain, bus, device: 0 });
+    assert_eq!(places, [at(0, 0x41), at(0, 0x61), at(1, 0x61), None]);
+}
