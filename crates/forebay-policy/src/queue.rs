@@ -78,7 +78,8 @@ pub enum Mode {
     Fifo,
     /// Effective priority.
     Priority,
-    /// Effective priority, and near the data.
+    /// Effective priority, and where the data is: with the device that has it, or with one that is stronger than the host, if
+    /// the host has it.
     #[default]
     DataAware,
     /// Where it is predicted to end first.
@@ -124,7 +125,7 @@ pub struct Ready<K> {
     pub key: K,
     /// Devices that have an implementation.
     pub devices: DeviceSet,
-    /// The device that holds most of its input bytes, if any input is anywhere.
+    /// The device that holds most of its input bytes, if any input is anywhere; the host is device 0.
     pub near: Option<usize>,
     /// For adaptive placement: what it counts as on each device.
     pub counts: Counts,
@@ -187,6 +188,8 @@ pub struct ReadyQueue<K> {
     mode: Mode,
     /// Relative speeds by device number, for choosing the strongest.
     strengths: Vec<u64>,
+    /// Devices that are stronger than the host, which is device 0.
+    stronger: DeviceSet,
     /// Devices that are the host's cores, and how many cores.
     shared: (DeviceSet, u64),
     tasks: std::collections::VecDeque<Ready<K>>,
@@ -195,8 +198,11 @@ pub struct ReadyQueue<K> {
 impl<K: Copy + PartialEq> ReadyQueue<K> {
     /// An empty queue for devices of these relative strengths (by number).
     pub fn new(mode: Mode, strengths: Vec<u64>) -> Self {
+        let host = strengths.first().copied().unwrap_or(0);
+        let stronger = strengths.iter().enumerate().filter(|(_, s)| **s > host);
+        let stronger = stronger.fold(DeviceSet::default(), |set, (d, _)| set.with(d));
         let shared = (DeviceSet::default(), 1);
-        ReadyQueue { mode, strengths, shared, tasks: std::collections::VecDeque::with_capacity(64) }
+        ReadyQueue { mode, strengths, stronger, shared, tasks: std::collections::VecDeque::with_capacity(64) }
     }
 
     /// These devices are all the same cores, so many of them: what one does the others do not do meanwhile.
@@ -240,6 +246,20 @@ impl<K: Copy + PartialEq> ReadyQueue<K> {
     fn strongest(&self, set: DeviceSet) -> Option<usize> {
         // Of equals the lowest number.
         set.iter().max_by_key(|&d| (self.strengths.get(d).copied().unwrap_or(0), std::cmp::Reverse(d)))
+    }
+
+    /// For a data-aware task: the devices of which it takes the strongest that is free, and waits a while if none is. It is the
+    /// one that has the data; but what the host has (device 0) goes to devices that are stronger, if there are such: all data
+    /// comes from the host at first, and nothing would ever get to them.
+    fn home(&self, t: &Ready<K>) -> DeviceSet {
+        match t.near.filter(|&d| self.mode == Mode::DataAware && t.devices.has(d)) {
+            None => DeviceSet::default(),
+            Some(0) => {
+                let stronger = t.devices.and(self.stronger);
+                if stronger.is_empty() { DeviceSet::default().with(0) } else { stronger }
+            }
+            Some(d) => DeviceSet::default().with(d),
+        }
     }
 
     /// Adaptive placement: which task on which device.
@@ -299,12 +319,11 @@ impl<K: Copy + PartialEq> ReadyQueue<K> {
                 let mut best: Option<(i64, usize, usize)> = None;
                 for (i, t) in self.tasks.iter().enumerate() {
                     let e = effective(&current(t), &mean);
-                    let fit = t.devices.and(free);
-                    let near = t.near.filter(|&d| self.mode == Mode::DataAware && t.devices.has(d));
-                    let device = match near {
-                        Some(d) if fit.has(d) => Some(d),
-                        Some(_) if e <= WAIT_LIMIT && wait(t) < WAIT_LIMIT as u64 * crate::priority::STEP_NS => None,
-                        _ => self.strongest(fit),
+                    let home = self.home(t);
+                    let patient = e <= WAIT_LIMIT && wait(t) < WAIT_LIMIT as u64 * crate::priority::STEP_NS;
+                    let device = match self.strongest(home.and(free)) {
+                        None if home.is_empty() || !patient => self.strongest(t.devices.and(free)),
+                        at_home => at_home,
                     };
                     if let Some(d) = device
                         && best.is_none_or(|(b, _, _)| e > b)
@@ -402,17 +421,37 @@ mod tests {
         let mut q = ReadyQueue::new(Mode::Priority, vec![1, 9]);
         assert!(q.push(task(1, 0b11, Some(0), 0, 0)));
         assert_eq!(q.pick(0, DeviceSet(0b11), &IDLE).map(|p| p.device), Some(1));
-        let mut q = ReadyQueue::new(Mode::DataAware, vec![1, 9]);
-        assert!(q.push(task(1, 0b11, Some(0), 0, 0)));
-        assert_eq!(q.pick(0, DeviceSet(0b11), &IDLE).map(|p| p.device), Some(0));
+        let mut q = ReadyQueue::new(Mode::DataAware, vec![1, 9, 8]);
+        assert!(q.push(task(1, 0b111, Some(2), 0, 0)));
+        assert_eq!(q.pick(0, DeviceSet(0b111), &IDLE).map(|p| p.device), Some(2));
     }
 
     #[test]
     fn a_data_aware_task_waits_for_its_device_and_moves_at_last() {
-        let mut q = ReadyQueue::new(Mode::DataAware, vec![1, 9]);
-        assert!(q.push(task(1, 0b11, Some(0), 0, 0)));
-        assert_eq!(q.pick(1_000_000, DeviceSet(0b10), &IDLE), None);
-        assert_eq!(q.pick(20_000_000, DeviceSet(0b10), &IDLE).map(|p| p.device), Some(1));
+        let mut q = ReadyQueue::new(Mode::DataAware, vec![1, 9, 8]);
+        assert!(q.push(task(1, 0b111, Some(2), 0, 0)));
+        assert_eq!(q.pick(1_000_000, DeviceSet(0b011), &IDLE), None);
+        assert_eq!(q.pick(20_000_000, DeviceSet(0b011), &IDLE).map(|p| p.device), Some(1));
+    }
+
+    /// Everything comes from the host at first: that is no reason to stay there.
+    #[test]
+    fn data_of_the_host_goes_to_what_is_stronger() {
+        let at = |strengths: &[u64], devices, free, now| {
+            let mut q = ReadyQueue::new(Mode::DataAware, strengths.to_vec());
+            assert!(q.push(task(1, devices, Some(0), 0, 0)));
+            q.pick(now, DeviceSet(free), &IDLE).map(|p| p.device)
+        };
+        assert_eq!(at(&[4, 9, 9], 0b111, 0b111, 0), Some(1));
+        assert_eq!(at(&[4, 9, 9], 0b111, 0b101, 0), Some(2), "two that are alike");
+        // A device that is weaker, as an OpenCL driver for the same cores is, gets it only if it has to wait for long.
+        assert_eq!(at(&[4, 3], 0b11, 0b11, 0), Some(0));
+        assert_eq!(at(&[4, 3], 0b11, 0b10, 1_000_000), None);
+        assert_eq!(at(&[4, 3], 0b11, 0b10, 20_000_000), Some(1));
+        // So does the host, while all that are stronger have enough to do.
+        assert_eq!(at(&[4, 9], 0b11, 0b01, 1_000_000), None);
+        assert_eq!(at(&[4, 9], 0b11, 0b01, 20_000_000), Some(0));
+        assert_eq!(at(&[4, 9], 0b01, 0b11, 0), Some(0), "it has no other implementation");
     }
 
     #[test]

@@ -271,7 +271,8 @@ API int cuDeviceGetAttribute(int* v, int a, int d) {
   // Compute capability 1.0 existed, but not with any compiler that this is used beside: no cache key is shared.
   // Where on the bus the first one is (33), if anybody wants to know.
   if (a == 33) return *v = number("STAND_IN_BUS", 0), OK;
-  *v = a == 13 ? 1000000 : a == 16 ? 2 : a == 75 ? 1 : a == 76 ? 0 : 0;
+  // Its clock (13) makes it stronger than any processor.
+  *v = a == 13 ? 1000000000 : a == 16 ? 2 : a == 75 ? 1 : a == 76 ? 0 : 0;
   return OK;
 }
 API int cuDeviceTotalMem_v2(size_t* n, int) { *n = MEMORY; return OK; }
