@@ -448,6 +448,39 @@ fn a_diamond_on_cuda_with_the_stand_in() {
     stand_in::again("a_diamond_on_cuda");
 }
 
+/// With nothing said: tasks that could run on the CPU as well are put together on a GPU, where they belong. Where any free
+/// device is taken they stay apart.
+#[test]
+fn tasks_of_the_cpu_and_a_gpu_are_one_on_the_gpu() {
+    const NAME: &str = "tasks_of_the_cpu_and_a_gpu_are_one_on_the_gpu";
+    if !stand_in::is_here() {
+        return stand_in::again(NAME);
+    }
+    let t = Template::array::<u32>([1000]);
+    for (mode, fused) in [(Mode::DataAware, true), (Mode::FirstAvailable, false)] {
+        let rt = Runtime::builder().mode(mode).build().unwrap();
+        let mut g = Graph::new("chain");
+        let task = |n| {
+            portable(n, "affine", &["x"], Kind::Cuda).host(|inv| {
+                let (x, y) = (inv.input::<u32>("x")?, inv.output::<u32>("y")?);
+                y.iter_mut().zip(x).for_each(|(y, x)| *y = 2 * x + 1);
+                Ok(())
+            })
+        };
+        let ids = ["a", "b", "c"].map(|n| g.add(task(n)).unwrap());
+        ids.windows(2).for_each(|w| g.connect((w[0], "y"), (w[1], "x")).unwrap());
+        let (feed, drain) = (g.feed((ids[0], "x"), 1).unwrap(), g.drain((ids[2], "y"), 1).unwrap());
+        let run = rt.start(g).unwrap();
+        assert!(regions(&run).iter().all(|r| r.is_some() == fused), "{mode}: {:?}", regions(&run));
+        for v in 0..10u32 {
+            run.push(feed, Datablock::from_slice(t, &[v; 1000]).unwrap()).unwrap();
+            assert_eq!(run.pull(drain).unwrap().as_slice::<u32>().unwrap(), [8 * v + 7; 1000]);
+        }
+        let first = &run.snapshot().tasks[0];
+        assert!(!fused || first.by_device[0] == 0 && first.by_device[1] == 10, "{first:?}");
+    }
+}
+
 /// A kernel that writes where it must not costs its graph, and nothing else; on a real GPU or its stand-in.
 #[test]
 fn a_faulting_cuda_context_is_contained() {

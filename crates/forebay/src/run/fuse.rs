@@ -3,7 +3,9 @@
 //! The device then gets a region as one list ([`forebay_hal::Queue::launch_list`]), which CUDA replays as a graph, and
 //! blocks inside a region are scratch memory with fixed addresses ([`super::scratch`]). Rules:
 //! 1. A member runs on accelerators of one kind only, by kernels; it has at least one input, only Input and Sticky
-//!    ports, and no iteration groups. Everything about one invocation is known beforehand, save the geometry.
+//!    ports, and no iteration groups. Everything about one invocation is known beforehand, save the geometry. Under data-aware
+//!    scheduling, where the CPU only helps out if all that are stronger have enough to do, its implementation does not count,
+//!    and a region has none.
 //! 2. A channel inside a region has no predicate, does not end in a Sticky port, and is the only one from its port if
 //!    the block is overwritten in place behind it.
 //! 3. Whatever leaves a region depends on everything that enters it, and so does every task at its end. So running the

@@ -400,20 +400,28 @@ impl Runtime {
         Ok(running)
     }
 
-    /// The accelerators that can run a task, if nothing else can, and they are of one kind.
+    /// The accelerators that run a task, if nothing else does, and they are of one kind. Under data-aware scheduling the CPU
+    /// only helps out where there is something stronger ([`Mode::DataAware`]), and that is given up for a region.
     fn only_accelerators(&self, task: &Task) -> Option<Able> {
+        if task.impls.iter().any(|i| matches!(i, Impl::Resident(_))) {
+            // It is the device's, and not by its queue: no kernels to put together with others.
+            return None;
+        }
         let can = |d: &&Arc<DeviceHandle>| {
             task.impls.iter().any(|i| match i {
                 Impl::Host(_) => d.is_host(),
                 Impl::Kernels(k, _) => *k == d.kind(),
-                // It is the device's, and not by its queue: no kernels to put together with others.
-                Impl::Resident(_) => true,
+                Impl::Resident(_) => false,
             })
         };
-        let mut able = self.0.devices.iter().filter(can);
-        let kind = able.next().filter(|d| !d.is_host())?.kind();
-        let others: Vec<Kind> = able.map(|d| d.kind()).collect();
-        others.iter().all(|k| *k == kind).then_some(Able { kind, several: !others.is_empty() })
+        let strength = |d: &DeviceHandle| d.device.info().strength;
+        let mut able: Vec<&Arc<DeviceHandle>> = self.0.devices.iter().filter(can).collect();
+        if let Some(host) = able.first().filter(|d| d.is_host() && self.0.mode == Mode::DataAware) {
+            let host = strength(host);
+            able.retain(|d| strength(d) > host);
+        }
+        let kind = able.first().filter(|d| !d.is_host())?.kind();
+        able.iter().all(|d| d.kind() == kind).then_some(Able { kind, several: able.len() > 1 })
     }
 
     fn node(&self, index: u32, task: Task, ins: &[Option<u32>], outs: &[Vec<u32>]) -> Result<Node> {
