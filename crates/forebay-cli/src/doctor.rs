@@ -223,6 +223,11 @@ pub fn run(options: &Options) -> Result<(), String> {
         let i = d.info();
         let mib = i.memory_bytes >> 20;
         crate::say(&format!("{}: {}, {} units, {mib} MiB, {}", i.kind, i.name, i.compute_units, i.driver));
+        if let Err(why) = d.compiles() {
+            crate::say(&format!("  conformance: not checked, since no kernel can be compiled: {why}"));
+            transfer(d, options.calibrate);
+            continue;
+        }
         let aside = Aside::begin();
         let failed: Vec<_> = conformance::run(&**d).into_iter().filter(|o| o.failure.is_some()).collect();
         let said = aside.map(|mut a| a.said()).unwrap_or_default();

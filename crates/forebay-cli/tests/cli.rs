@@ -221,6 +221,29 @@ fn the_demo_runs_on_cuda_with_the_stand_in() {
     }
 }
 
+/// A GPU's driver and nothing that compiles for it: everything runs on the CPU then, and says why.
+#[test]
+fn the_demo_runs_where_no_kernel_can_be_compiled_and_says_why_the_gpu_is_idle() {
+    let Some(dir) = stand_in::build() else { return };
+    let run = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        // No OpenCL either, which a machine with another GPU may have.
+        command.args(args).env("FOREBAY_NVRTC", dir.join("nowhere")).env("OCL_ICD_VENDORS", dir.join("nowhere"));
+        let o = stand_in::output_under(dir, command);
+        let said = String::from_utf8_lossy(&o.stderr).into_owned();
+        (o, said)
+    };
+    let (o, said) = run(&["demo", "gesture", "--frames", "2", "--rate", "max", "--json"]);
+    assert!(o.status.success() && said.contains("(no GPU) is not used: cuda: cannot open libnvrtc"), "{said}");
+    let v: serde_json::Value = serde_json::from_str(&stdout(&o)).unwrap();
+    assert_eq!(v["tasks"]["xform"]["cpu"], 4, "{v}");
+    let (o, said) = run(&["demo", "gesture", "--device", "cuda", "--frames", "2"]);
+    assert!(!o.status.success() && said.contains("pip install nvidia-cuda-nvrtc"), "{said}");
+    let (o, said) = run(&["doctor"]);
+    let all = stdout(&o);
+    assert!(o.status.success() && all.contains("no kernel can be compiled") && !all.contains("FAILED"), "{all}{said}");
+}
+
 #[test]
 fn the_grids_experiments_hold_on_cuda_with_the_stand_in() {
     let Some(dir) = stand_in::build() else { return };

@@ -116,6 +116,11 @@ pub enum Source {
 }
 
 impl Source {
+    /// True when it has to be compiled by the device's compiler.
+    pub fn is_text(&self) -> bool {
+        matches!(self, Source::OpenClC(_) | Source::CudaCpp(_) | Source::Portable(_))
+    }
+
     /// True when a device of this kind can use the source.
     pub fn runs_on(&self, kind: Kind) -> bool {
         matches!(

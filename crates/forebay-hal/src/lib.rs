@@ -174,6 +174,15 @@ pub trait Device: Send + Sync {
     /// [`Error::Unsupported`] when the source is in a language of another device.
     fn compile(&self, source: &Source, entry: &str) -> Result<Kernel>;
 
+    /// Whether kernels that come as text can be compiled for it. Without a compiler a device still moves data, and runs
+    /// kernels that were compiled elsewhere.
+    ///
+    /// # Errors
+    /// What it would need that is not here.
+    fn compiles(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// The methods by which its queues move bytes to and from the host; [`Method::Engine`] first.
     fn methods(&self) -> &[Method] {
         &[Method::Engine]

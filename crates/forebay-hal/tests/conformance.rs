@@ -19,6 +19,10 @@ fn check_kind(kind: Kind) {
         eprintln!("skipped: no {kind} device here: {why}");
     }
     for d in devices {
+        if let Err(why) = d.compiles() {
+            eprintln!("skipped: {}: {why}", d.info().name);
+            continue;
+        }
         check(&*d);
         eprintln!("checked: {kind} {}", d.info().name);
     }
@@ -46,7 +50,7 @@ fn check_parts(kind: Kind) -> usize {
         check(&**d);
         true
     };
-    discover(&[kind]).0.iter().filter(|d| divided(d)).count()
+    discover(&[kind]).0.iter().filter(|d| d.compiles().is_ok() && divided(d)).count()
 }
 
 #[test]
@@ -67,7 +71,7 @@ fn parts_are_devices() {
 
 /// Two handles of a device that a kernel has made unusable.
 fn lost() -> Option<[Arc<dyn Device>; 2]> {
-    let [d, other] = [(); 2].map(|()| discover(&[Kind::Cuda]).0.into_iter().next());
+    let [d, other] = [(); 2].map(|()| discover(&[Kind::Cuda]).0.into_iter().find(|d| d.compiles().is_ok()));
     let d = d?;
     let text = "extern \"C\" __global__ void bad() { *(volatile unsigned *)8 = 1; }";
     let kernel = d.compile(&forebay_hal::Source::CudaCpp(text.into()), "bad").unwrap();
@@ -153,7 +157,7 @@ fn a_launch_that_is_refused_loses_nothing() {
     if !stand_in::is_here() {
         stand_in::again("a_launch_that_is_refused_loses_nothing");
     }
-    let Some(d) = discover(&[Kind::Cuda]).0.into_iter().next() else {
+    let Some(d) = discover(&[Kind::Cuda]).0.into_iter().find(|d| d.compiles().is_ok()) else {
         return eprintln!("skipped: no CUDA device here");
     };
     let text = "extern \"C\" __global__ void __launch_bounds__(64) narrow(unsigned *p) { if (!threadIdx.x) *p = 7; }";

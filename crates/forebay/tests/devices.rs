@@ -360,3 +360,22 @@ fn a_runtime_takes_the_gpus_of_a_large_server_and_the_first_of_a_larger_one() {
         assert!(by.len() == rt.devices().len() && by.iter().sum::<u64>() == 60 && by[0] == 0, "{mode}: {by:?}");
     }
 }
+
+/// NVIDIA's driver without CUDA's compiler, which is what most machines have: its OpenCL compiles, too.
+#[test]
+fn a_gpu_without_cudas_compiler_is_used_through_opencl() {
+    const NAME: &str = "a_gpu_without_cudas_compiler_is_used_through_opencl";
+    if !stand_in::is_here() {
+        let Some(dir) = stand_in::build() else { return };
+        let library = dir.join(stand_in::OPENCL).display().to_string();
+        let nowhere = dir.join("nowhere").display().to_string();
+        let variables = [("OPENCL_DYLIB_PATH", &library[..]), ("STAND_IN_BUS", "65"), ("FOREBAY_NVRTC", &nowhere)];
+        return stand_in::again_with(NAME, &variables);
+    }
+    let rt = Runtime::builder().service(false).build().unwrap();
+    let names: Vec<String> = rt.devices().into_iter().skip(1).map(|(name, kind)| format!("{kind} {name}")).collect();
+    assert_eq!(names, ["opencl first", "opencl second", "opencl third"]);
+    assert_eq!(rt.without_compiler(), []);
+    let why = Runtime::builder().only(Kind::Cuda).err().unwrap().to_string();
+    assert!(why.contains("libnvrtc") && why.contains("pip install nvidia-cuda-nvrtc"), "{why}");
+}

@@ -78,8 +78,9 @@ pub fn kinds(wanted: &[Kind], only: Option<Kind>) -> Result<Vec<Kind>, String> {
     let each = only.map_or(wanted.to_vec(), |k| vec![k]).into_iter().map(|k| (k, forebay::hal::discover(&[k])));
     let (mut here, mut missing) = (Vec::new(), Vec::new());
     for (kind, (devices, why)) in each {
-        here.extend((!devices.is_empty()).then_some(kind));
-        missing.extend(why);
+        let useless = devices.first().and_then(|d| d.compiles().err());
+        here.extend((!devices.is_empty() && useless.is_none()).then_some(kind));
+        missing.extend(why.into_iter().chain(useless.map(|why| (kind, why))));
     }
     match missing.first() {
         Some((_, why)) if here.is_empty() => Err(why.to_string()),

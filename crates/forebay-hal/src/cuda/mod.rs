@@ -632,6 +632,10 @@ impl Device for CudaDevice {
         Ok(Kernel { name: entry.into(), imp: Arc::new(imp) })
     }
 
+    fn compiles(&self) -> Result<()> {
+        Nvrtc::get().map(|_| ())
+    }
+
     fn methods(&self) -> &[Method] {
         let source = Source::CudaCpp(include_str!("../../../../device/copy.cu").into());
         let kernel = self.copy.get_or_init(|| self.compile(&source, "forebay_copy").ok()).is_some();

@@ -87,13 +87,13 @@ fn target(known: &[c_int], cc: u32) -> Option<(u32, bool)> {
     Some((best, best != cc))
 }
 
+/// Files to try: what the variable names and nothing else, or what the loader knows and all usual places.
 fn candidates(driver: Option<u32>) -> Vec<PathBuf> {
     let names = names(driver);
-    let mut out = Vec::new();
-    if let Some(p) = std::env::var_os("FOREBAY_NVRTC").map(PathBuf::from) {
-        if p.is_dir() { out.extend(names.iter().map(|n| p.join(n))) } else { out.push(p) }
+    if let Some(p) = std::env::var_os("FOREBAY_NVRTC").filter(|p| !p.is_empty()).map(PathBuf::from) {
+        return if p.is_dir() { names.iter().map(|n| p.join(n)).collect() } else { vec![p] };
     }
-    out.extend(names.iter().map(PathBuf::from));
+    let mut out: Vec<PathBuf> = names.iter().map(PathBuf::from).collect();
     let variable = |name| std::env::var_os(name).map(PathBuf::from);
     let toolkit = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(variable).map(|d| d.join("lib64"));
     let usual = ["/usr/local/cuda/lib64", "/usr/local/cuda/targets/x86_64-linux/lib", "/usr/lib/x86_64-linux-gnu"];
@@ -170,7 +170,7 @@ impl Nvrtc {
         Err(Error::NoLibrary {
             kind: Kind::Cuda,
             library: "libnvrtc.so.13 / .12 / .11.2".into(),
-            why: format!("{why}; set FOREBAY_NVRTC to its folder"),
+            why: format!("{why} (pip install nvidia-cuda-nvrtc, or FOREBAY_NVRTC=<its folder>)"),
         })
     }
 

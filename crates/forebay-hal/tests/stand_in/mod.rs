@@ -55,14 +55,16 @@ pub fn build() -> Option<&'static Path> {
     .as_deref()
 }
 
-/// What a command says that has the stand-in where the driver would be, and a cache that it shares with others of this
-/// process only, unless it says where.
+/// What a command says that has the stand-in where the driver would be, and, unless it says where, the compiler too, and a
+/// cache that it shares with others of this process only.
 pub fn output_under(dir: &Path, mut command: Command) -> Output {
     let own = dir.join(format!("cache-{}", std::process::id()));
-    if !command.get_envs().any(|(name, _)| name == "FOREBAY_CACHE") {
-        command.env("FOREBAY_CACHE", own);
+    for (name, usual) in [("FOREBAY_CACHE", own.as_path()), ("FOREBAY_NVRTC", dir)] {
+        if !command.get_envs().any(|(set, _)| set == name) {
+            command.env(name, usual);
+        }
     }
-    command.env("LD_LIBRARY_PATH", dir).env("FOREBAY_NVRTC", dir);
+    command.env("LD_LIBRARY_PATH", dir);
     command.env(HERE, "1").output().expect("the command can be started")
 }
 

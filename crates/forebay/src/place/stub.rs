@@ -148,7 +148,7 @@ impl Runtime {
             let there = match &only {
                 Impl::Host(_) => true,
                 Impl::Resident(r) => self.has_memory_of(r),
-                Impl::Kernels(kind, _) => self.devices().iter().any(|(_, k)| k == kind),
+                Impl::Kernels(kind, launches) => self.runs(*kind, launches),
             };
             if !there {
                 continue;

@@ -109,16 +109,18 @@ impl RuntimeBuilder {
     /// The CPU and every device of this kind.
     ///
     /// # Errors
-    /// The reason why there is none.
+    /// The reason why there is none, or why none can compile kernels. (Who has compiled them elsewhere names the devices.)
     pub fn only(self, kind: Kind) -> Result<Self> {
         if kind == Kind::Cpu {
             return Ok(self.cpu_only());
         }
         let (devices, missing) = forebay_hal::discover(&[kind]);
-        match missing.into_iter().next() {
-            Some((_, why)) if devices.is_empty() => Err(why.into()),
-            _ => Ok(self.devices(devices)),
-        }
+        let why = match devices.first() {
+            None => missing.into_iter().next().map(|(_, why)| why),
+            // What one of a kind needs to compile all do.
+            Some(d) => d.compiles().err(),
+        };
+        why.map_or_else(|| Ok(self.devices(devices)), |why| Err(why.into()))
     }
 
     /// Scheduling mode; data-aware by default.
@@ -245,15 +247,23 @@ impl RuntimeBuilder {
 }
 
 /// What a runtime uses when nothing is said: all CUDA devices, or else OpenCL devices that are no CPUs; the first ones, where
-/// there are more than it can have.
+/// there are more than it can have. NVIDIA's driver brings a compiler for OpenCL along, and none for CUDA.
 fn accelerators() -> Vec<Arc<dyn Device>> {
     let (mut found, _) = forebay_hal::discover(&[Kind::Cuda]);
-    if found.is_empty() {
-        found = forebay_hal::discover(&[Kind::OpenCl]).0;
-        found.retain(|d| !d.info().is_cpu);
+    if found.iter().all(|d| d.compiles().is_err()) {
+        let (mut others, _) = forebay_hal::discover(&[Kind::OpenCl]);
+        others.retain(|d| !d.info().is_cpu);
+        if !others.is_empty() {
+            found = others;
+        }
     }
     found.truncate(MAX_DEVICES - 1);
     found
+}
+
+/// Why a device runs none of these, though it is of their kind: they are text, and it has no compiler.
+fn cannot_compile(d: &DeviceHandle, launches: &[Launch]) -> Option<forebay_hal::Error> {
+    launches.iter().any(|l| l.source.is_text()).then(|| d.device.compiles().err()).flatten()
 }
 
 impl Runtime {
@@ -268,6 +278,18 @@ impl Runtime {
     /// Settings for another one.
     pub fn builder() -> RuntimeBuilder {
         RuntimeBuilder::default()
+    }
+
+    /// Whether it has a device that runs these kernels.
+    pub(crate) fn runs(&self, kind: Kind, launches: &[Launch]) -> bool {
+        self.0.devices.iter().any(|d| d.kind() == kind && cannot_compile(d, launches).is_none())
+    }
+
+    /// Which devices run no kernels that come as text, for want of a compiler, and why: what has another implementation runs
+    /// elsewhere, and nothing else says so.
+    pub fn without_compiler(&self) -> Vec<(String, forebay_hal::Error)> {
+        let why = |d: &Arc<DeviceHandle>| Some((d.device.info().name.clone(), d.device.compiles().err()?));
+        self.0.devices.iter().filter_map(why).collect()
     }
 
     /// Name and kind of each device, by number.
@@ -410,7 +432,7 @@ impl Runtime {
         let can = |d: &&Arc<DeviceHandle>| {
             task.impls.iter().any(|i| match i {
                 Impl::Host(_) => d.is_host(),
-                Impl::Kernels(k, _) => *k == d.kind(),
+                Impl::Kernels(k, launches) => *k == d.kind() && cannot_compile(d, launches).is_none(),
                 Impl::Resident(_) => false,
             })
         };
@@ -477,8 +499,14 @@ impl Runtime {
             of.flat_map(|l| format!("{:?} {}\n", l.source, l.entry).into_bytes()).collect::<Vec<u8>>()
         };
         let mut imps: Few<(usize, Imp)> = Few::new();
+        let mut uncompiled = None;
         for d in &rt.devices {
             let wanted = kernels.iter().find(|(k, _)| *k == d.kind());
+            if let Some(why) = wanted.and_then(|(_, launches)| cannot_compile(d, launches)) {
+                // As if it had no implementation for that device.
+                uncompiled = Some(why);
+                continue;
+            }
             match (wanted, d.is_host()) {
                 (None, true) => imps.extend(host.take().map(|f| (d.index, Imp::Host(f)))),
                 (None, false) => {
@@ -546,6 +574,9 @@ impl Runtime {
                     ));
                 }
             }
+        }
+        if let Some(why) = uncompiled.filter(|_| imps.is_empty()) {
+            return Err(Error::Task { task: name, why: why.to_string() });
         }
         if imps.is_empty() {
             let devices = rt.devices.iter().map(|d| d.kind().to_string()).collect::<Vec<_>>().join(", ");

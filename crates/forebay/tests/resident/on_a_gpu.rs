@@ -60,6 +60,9 @@ pub fn all(names: &[&str], variables: &[(&str, &str)]) {
     if devices.is_empty() {
         return eprintln!("skipped: {}", missing.first().map_or("no CUDA device".into(), |(_, why)| why.to_string()));
     }
+    if let Some(why) = devices.iter().find_map(|d| d.compiles().err()) {
+        return eprintln!("skipped: {why}");
+    }
     drop(devices);
     let failed: Vec<String> = names.iter().filter_map(|name| run(name, variables).err()).collect();
     assert!(failed.is_empty(), "{} of {} tests failed:\n{}", failed.len(), names.len(), failed.join("\n"));

@@ -88,7 +88,12 @@ pub fn runtime(device: &str, mode: Mode) -> Result<Runtime, String> {
         "auto" => b,
         name => b.only(name.parse::<Kind>()?).map_err(|e| e.to_string())?,
     };
-    b.build().map_err(|e| e.to_string())
+    let rt = b.build().map_err(|e| e.to_string())?;
+    // Somebody looks at this machine's GPU, and it does nothing.
+    for (name, why) in rt.without_compiler() {
+        eprintln!("{name} is not used: {why}");
+    }
+    Ok(rt)
 }
 
 /// Runs the demo.
