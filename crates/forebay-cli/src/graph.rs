@@ -88,6 +88,7 @@ fn execute(g: Graph, blocks: u64, contents: &[String], print: bool) -> Result<Sn
         return Err(format!("--feed {unknown}: no such feed; known: {}", known.join(", ")));
     }
     let run = rt.start(g).map_err(|e| e.to_string())?;
+    crate::tell_unused(&rt);
     let begun = Instant::now();
     let pulled: Result<Vec<(u64, Option<Datablock>)>, String> = std::thread::scope(|s| {
         let mut pushers = Vec::new();

@@ -71,6 +71,13 @@ enum Command {
     },
 }
 
+/// Says which devices a graph that has started does not use: somebody may be looking for their GPU.
+pub(crate) fn tell_unused(rt: &forebay::Runtime) {
+    for (name, why) in rt.unused() {
+        eprintln!("{name} is not used: {why}");
+    }
+}
+
 /// Prints to standard output; ends the command quietly when nobody reads it any more (`forebay … | head`).
 pub(crate) fn say(text: &str) {
     use std::io::Write as _;

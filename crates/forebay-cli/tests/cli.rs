@@ -237,11 +237,32 @@ fn the_demo_runs_where_no_kernel_can_be_compiled_and_says_why_the_gpu_is_idle() 
     assert!(o.status.success() && said.contains("(no GPU) is not used: cuda: cannot open libnvrtc"), "{said}");
     let v: serde_json::Value = serde_json::from_str(&stdout(&o)).unwrap();
     assert_eq!(v["tasks"]["xform"]["cpu"], 4, "{v}");
+    let (_, said) = run(&["graph", "run", &example(), "--blocks", "2"]);
+    assert!(said.contains("is not used"), "{said}");
     let (o, said) = run(&["demo", "gesture", "--device", "cuda", "--frames", "2"]);
     assert!(!o.status.success() && said.contains("pip install nvidia-cuda-nvrtc"), "{said}");
     let (o, said) = run(&["doctor"]);
     let all = stdout(&o);
     assert!(o.status.success() && all.contains("no kernel can be compiled") && !all.contains("FAILED"), "{all}{said}");
+}
+
+/// On a server that others use one GPU may have no memory left: the other is taken, or the CPU, and no option is needed.
+#[test]
+fn the_demo_goes_elsewhere_if_a_gpu_is_full_and_fails_if_that_one_is_asked_for() {
+    let Some(dir) = stand_in::build() else { return };
+    for (gpus, device, on) in [("1", "auto", Some("cpu")), ("2", "auto", Some("cuda")), ("1", "cuda", None)] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        command.args(["demo", "gesture", "--frames", "2", "--rate", "max", "--json", "--device", device]);
+        command.envs([("STAND_IN_DEVICES", gpus), ("STAND_IN_FULL", "0")]);
+        let o = stand_in::output_under(dir, command);
+        let said = String::from_utf8_lossy(&o.stderr);
+        assert!(said.contains("CUDA_ERROR_OUT_OF_MEMORY"), "{said}");
+        assert_eq!(o.status.success(), on.is_some(), "{said}");
+        if let Some(on) = on {
+            let v: serde_json::Value = serde_json::from_str(&stdout(&o)).unwrap();
+            assert!(said.contains("is not used") && v["tasks"]["xform"][on] == 4, "{v}");
+        }
+    }
 }
 
 #[test]

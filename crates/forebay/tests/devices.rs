@@ -375,7 +375,7 @@ fn a_gpu_without_cudas_compiler_is_used_through_opencl() {
     let rt = Runtime::builder().service(false).build().unwrap();
     let names: Vec<String> = rt.devices().into_iter().skip(1).map(|(name, kind)| format!("{kind} {name}")).collect();
     assert_eq!(names, ["opencl first", "opencl second", "opencl third"]);
-    assert_eq!(rt.without_compiler(), []);
+    assert_eq!(rt.unused(), []);
     let why = Runtime::builder().only(Kind::Cuda).err().unwrap().to_string();
     assert!(why.contains("libnvrtc") && why.contains("pip install nvidia-cuda-nvrtc"), "{why}");
 }

@@ -37,6 +37,8 @@ pub(crate) struct RuntimeInner {
     pub(crate) devices: Vec<Arc<DeviceHandle>>,
     pub(crate) pool: Arc<Workers>,
     pub(crate) dispatcher: Dispatcher,
+    /// Of devices that nobody named, once it was tried: why one cannot be used. It may be full, on a machine that others use.
+    refused: Box<[OnceLock<Option<forebay_hal::Error>>]>,
     mode: Mode,
     fusion: bool,
     /// The device whose page-locked memory blocks should live in on the host.
@@ -169,6 +171,7 @@ impl RuntimeBuilder {
             return Err(Error::Size { what: "runtime".into(), why });
         }
         let mut all: Vec<Arc<dyn Device>> = vec![Arc::new(CpuDevice::new(pool.clone()))];
+        let named = self.devices.is_some();
         all.extend(self.devices.unwrap_or_else(accelerators));
         if all.len() > MAX_DEVICES {
             let why = format!("{} devices; the limit is {MAX_DEVICES}", all.len());
@@ -217,10 +220,12 @@ impl RuntimeBuilder {
                 true
             }));
         }
+        let refused = devices.iter().filter(|_| !named).map(|_| OnceLock::new()).collect();
         let inner = Arc::new(RuntimeInner {
             dispatcher: Dispatcher::new(self.mode, strengths, slots, shared, helpers),
             devices,
             pool,
+            refused,
             mode: self.mode,
             fusion: !self.unfused && self.mode != Mode::Priority,
             pinned,
@@ -261,11 +266,6 @@ fn accelerators() -> Vec<Arc<dyn Device>> {
     found
 }
 
-/// Why a device runs none of these, though it is of their kind: they are text, and it has no compiler.
-fn cannot_compile(d: &DeviceHandle, launches: &[Launch]) -> Option<forebay_hal::Error> {
-    launches.iter().any(|l| l.source.is_text()).then(|| d.device.compiles().err()).flatten()
-}
-
 impl Runtime {
     /// A runtime with the accelerators of this machine and the process's workers.
     ///
@@ -282,13 +282,37 @@ impl Runtime {
 
     /// Whether it has a device that runs these kernels.
     pub(crate) fn runs(&self, kind: Kind, launches: &[Launch]) -> bool {
-        self.0.devices.iter().any(|d| d.kind() == kind && cannot_compile(d, launches).is_none())
+        self.0.devices.iter().any(|d| d.kind() == kind && self.cannot_run(d, launches).is_none())
     }
 
-    /// Which devices run no kernels that come as text, for want of a compiler, and why: what has another implementation runs
-    /// elsewhere, and nothing else says so.
-    pub fn without_compiler(&self) -> Vec<(String, forebay_hal::Error)> {
-        let why = |d: &Arc<DeviceHandle>| Some((d.device.info().name.clone(), d.device.compiles().err()?));
+    /// Why a device runs none of these, though it is of their kind: they are text, and it has no compiler; or nobody named
+    /// it, and it could not be used when it was tried.
+    fn cannot_run(&self, d: &DeviceHandle, launches: &[Launch]) -> Option<forebay_hal::Error> {
+        let text = launches.iter().any(|l| l.source.is_text());
+        text.then(|| d.device.compiles().err()).flatten().or_else(|| self.refusal(d))
+    }
+
+    fn refusal(&self, d: &DeviceHandle) -> Option<forebay_hal::Error> {
+        self.0.refused.get(d.index)?.get()?.clone()
+    }
+
+    /// Tries the devices that these tasks have kernels for and nobody has named: a little memory is what the least needs.
+    fn try_devices(&self, tasks: &[Task]) {
+        for (d, refused) in self.0.devices.iter().zip(&self.0.refused).filter(|(d, _)| !d.is_host()) {
+            let has = |t: &Task| t.impls.iter().any(|i| matches!(i, Impl::Kernels(k, _) if *k == d.kind()));
+            if tasks.iter().any(has) {
+                refused.get_or_init(|| d.device.alloc(1).err());
+            }
+        }
+    }
+
+    /// Which devices run no kernels, and why, as far as is known: for want of a compiler, or, of devices that nobody named,
+    /// since a graph found that they cannot be used. What has another implementation runs elsewhere, and nothing else says so.
+    pub fn unused(&self) -> Vec<(String, forebay_hal::Error)> {
+        let why = |d: &Arc<DeviceHandle>| {
+            let why = d.device.compiles().err().or_else(|| self.refusal(d))?;
+            Some((d.device.info().name.clone(), why))
+        };
         self.0.devices.iter().filter_map(why).collect()
     }
 
@@ -344,6 +368,7 @@ impl Runtime {
             }
         }
         let Graph { name, tasks, channels, into, out_of, .. } = graph;
+        self.try_devices(&tasks);
         let parts = Parts { tasks: &tasks, channels: &channels, into: &into, out_of: &out_of };
         let regions = if rt.fusion { fuse(parts, |t| self.only_accelerators(t)) } else { Vec::new() };
         let templates = tasks.iter().map(|t| t.outputs.iter().map(|p| p.template).collect::<Vec<Template>>()).collect();
@@ -432,7 +457,7 @@ impl Runtime {
         let can = |d: &&Arc<DeviceHandle>| {
             task.impls.iter().any(|i| match i {
                 Impl::Host(_) => d.is_host(),
-                Impl::Kernels(k, launches) => *k == d.kind() && cannot_compile(d, launches).is_none(),
+                Impl::Kernels(k, launches) => *k == d.kind() && self.cannot_run(d, launches).is_none(),
                 Impl::Resident(_) => false,
             })
         };
@@ -499,12 +524,12 @@ impl Runtime {
             of.flat_map(|l| format!("{:?} {}\n", l.source, l.entry).into_bytes()).collect::<Vec<u8>>()
         };
         let mut imps: Few<(usize, Imp)> = Few::new();
-        let mut uncompiled = None;
+        let mut refused = None;
         for d in &rt.devices {
             let wanted = kernels.iter().find(|(k, _)| *k == d.kind());
-            if let Some(why) = wanted.and_then(|(_, launches)| cannot_compile(d, launches)) {
+            if let Some(why) = wanted.and_then(|(_, launches)| self.cannot_run(d, launches)) {
                 // As if it had no implementation for that device.
-                uncompiled = Some(why);
+                refused = Some(why);
                 continue;
             }
             match (wanted, d.is_host()) {
@@ -575,7 +600,7 @@ impl Runtime {
                 }
             }
         }
-        if let Some(why) = uncompiled.filter(|_| imps.is_empty()) {
+        if let Some(why) = refused.filter(|_| imps.is_empty()) {
             return Err(Error::Task { task: name, why: why.to_string() });
         }
         if imps.is_empty() {

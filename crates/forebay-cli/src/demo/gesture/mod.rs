@@ -88,12 +88,7 @@ pub fn runtime(device: &str, mode: Mode) -> Result<Runtime, String> {
         "auto" => b,
         name => b.only(name.parse::<Kind>()?).map_err(|e| e.to_string())?,
     };
-    let rt = b.build().map_err(|e| e.to_string())?;
-    // Somebody looks at this machine's GPU, and it does nothing.
-    for (name, why) in rt.without_compiler() {
-        eprintln!("{name} is not used: {why}");
-    }
-    Ok(rt)
+    b.build().map_err(|e| e.to_string())
 }
 
 /// Runs the demo.
@@ -133,6 +128,7 @@ pub fn run(o: &Options) -> Result<(), String> {
     let graph = std::mem::replace(&mut p.graph, forebay::Graph::new("started"));
     let run = if o.trace.is_some() { rt.start_traced(graph) } else { rt.start(graph) };
     let run = run.map_err(|e| e.to_string())?;
+    crate::tell_unused(&rt);
     let mut keys = if o.uinput { Some(uinput::Keys::open()?) } else { None };
     let progress = progress(o);
     let measured = replay(
