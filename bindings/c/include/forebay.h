@@ -360,7 +360,8 @@ int32_t forebay_reset(const forebay_running *running);
 // FOREBAY_OK while nothing has failed; otherwise why the graph stopped.
 int32_t forebay_running_error(const forebay_running *running);
 
-// Makes a task that is called like a function, each call on the device that is predicted to end it first; takes the task.
+// Makes a task that is called like a function, each call on the device that is predicted to end it first, if the runtime's mode
+// is "adaptive"; takes the task.
 int32_t forebay_accelerate(const forebay_runtime *runtime,
                            forebay_task *task,
                            forebay_accelerated **made);

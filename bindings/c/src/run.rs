@@ -201,7 +201,8 @@ pub unsafe extern "C" fn forebay_running_error(running: *const forebay_running) 
     status(|| unsafe { shared(running, "the graph")?.running.error().map_or(Ok(()), |e| Err(e.into())) })
 }
 
-/// Makes a task that is called like a function, each call on the device that is predicted to end it first; takes the task.
+/// Makes a task that is called like a function, each call on the device that is predicted to end it first, if the runtime's mode
+/// is "adaptive"; takes the task.
 ///
 /// # Safety
 /// As the rules say.

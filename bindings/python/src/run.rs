@@ -53,8 +53,8 @@ impl Runtime {
         Ok(Running { inner: Mutex::new(Some(Arc::new(running))), feeds, drains })
     }
 
-    /// A task that is called like a function, each call on the device that is predicted to end it first. With several
-    /// lanes so many calls are done side by side, and `task` is a function that makes a task, called for each of them.
+    /// A task that is called like a function, under "adaptive" each call on the device that is predicted to end it first. With
+    /// several lanes so many calls are done side by side, and `task` is a function that makes a task, called for each of them.
     #[pyo3(signature = (task, lanes = 1))]
     fn accelerate(&self, task: &Bound<'_, PyAny>, lanes: usize) -> PyResult<Accelerated> {
         let one = |t: &Bound<'_, PyAny>| -> PyResult<forebay::Task> { t.cast::<Task>()?.borrow_mut().take() };

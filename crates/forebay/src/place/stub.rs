@@ -1,4 +1,5 @@
-//! One task by itself: the program calls it like a function, and each call is done where it is predicted to end first.
+//! One task by itself: the program calls it like a function, and each call is done where the runtime's mode puts it; under
+//! [`Mode::Adaptive`](forebay_policy::Mode) where it is predicted to end first.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,7 +19,8 @@ pub const MAX_LANES: usize = 16;
 /// A task that the program calls; made by [`Runtime::accelerate`].
 ///
 /// Calls are done side by side on as many lanes as [`Accelerated::spread`] says: each lane is a copy of the task, and each
-/// of its calls goes to the device that is predicted to end it first.
+/// of its calls goes where the runtime's mode puts it: under [`Mode::Adaptive`](forebay_policy::Mode), to the device that is
+/// predicted to end it first.
 #[derive(Clone)]
 pub struct Accelerated(Arc<Inner>);
 
@@ -97,7 +99,8 @@ fn lane(rt: &Runtime, task: Task) -> Result<Lane> {
 }
 
 impl Runtime {
-    /// Makes a task that the program calls by itself. `task` is called once for each lane, of which there may be `lanes`.
+    /// Makes a task that the program calls by itself. `task` is called once for each lane, of which there may be `lanes`. For
+    /// decisions by what was measured the runtime's mode is [`Mode::Adaptive`](forebay_policy::Mode).
     ///
     /// # Errors
     /// Mistakes in the task; no implementation for any device of this runtime; [`Error::Size`] for no lanes or more than 16.
