@@ -2,12 +2,16 @@
 //! default, then steered by the service.
 
 use std::io::IsTerminal as _;
+use std::sync::Arc;
 use std::time::Duration;
 
 use forebay::Kind;
+use forebay::hal::discover;
+use forebay_proto::client::Connection;
 use forebay_proto::wire::Class;
+use forebay_rm::{Client, Host, Rm as _};
 
-use crate::sharing::{Sample, Stage, quantile};
+use crate::sharing::{Sample, Stage, number_of_gpu, quantile};
 
 /// The interactive program's item: a picture every 20 ms that takes 4.
 const TASK_US: u64 = 4000;
@@ -18,17 +22,19 @@ const HOG_TASK_US: u64 = 500;
 /// Options of `forebay demo sharing`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "It starts a service of its own, for its own programs only, and stops it at the end. On this kind of
-device programs are steered by credit: they ask before they work. Nothing is left behind.
+    after_help = "It starts a service of its own, for its own programs only, and stops it at the end. An NVIDIA GPU's time is
+divided by the hardware, which takes root; elsewhere programs are steered by credit: they ask before they work. Nothing is left
+behind.
 
 Examples:
   forebay demo sharing
+  sudo forebay demo sharing --device cuda
   forebay demo sharing --device opencl --json"
 )]
 pub struct Options {
-    /// What is shared: cpu, opencl
-    #[arg(long, default_value = "cpu")]
-    device: Kind,
+    /// What is shared: cpu, opencl, cuda; without, an NVIDIA GPU if the service can divide it here, or else the CPU
+    #[arg(long)]
+    device: Option<Kind>,
     /// Seconds of each of the three acts
     #[arg(long, default_value_t = 4.0, value_parser = seconds)]
     seconds: f64,
@@ -40,6 +46,14 @@ pub struct Options {
 fn seconds(text: &str) -> Result<f64, String> {
     let n: f64 = text.parse().map_err(|_| "say a number of seconds".to_owned())?;
     if (0.5..=600.0).contains(&n) { Ok(n) } else { Err("from 0.5 to 600".into()) }
+}
+
+/// An NVIDIA GPU, where programs for it can be compiled, the driver lets us divide it, and no service does so already; the CPU
+/// otherwise.
+fn usual() -> Kind {
+    let compiles = discover(&[Kind::Cuda]).0.first().is_some_and(|d| d.compiles().is_ok());
+    let divides = || Host.may_log() && Client::open(Arc::new(Host), number_of_gpu()).is_ok();
+    if compiles && divides() && Connection::open("demo").is_err() { Kind::Cuda } else { Kind::Cpu }
 }
 
 struct Act {
@@ -57,14 +71,16 @@ fn spark(values: &[f64], most: f64) -> String {
 /// Plays the three acts.
 pub fn run(o: &Options) -> Result<(), String> {
     let time = Duration::from_secs_f64(o.seconds);
+    let device = o.device.unwrap_or_else(usual);
+    let number = number_of_gpu().to_string();
     let live = !o.json && std::io::stderr().is_terminal();
     let picture = if live { indicatif::ProgressBar::new_spinner() } else { indicatif::ProgressBar::hidden() };
     let act = |name: &'static str, served: bool, hog: bool| -> Result<Act, String> {
         // An NVIDIA GPU's time is divided for any program, which takes root; elsewhere programs ask before they work.
-        let gpu: &[&str] = if o.device == Kind::Cuda { &["--gpu", "0"] } else { &[] };
+        let gpu: &[&str] = if device == Kind::Cuda { &["--gpu", &number] } else { &[] };
         let stage = Stage::with(served, gpu)?;
-        let first = stage.program(o.device, TASK_US, Some(PERIOD_MS))?;
-        let second = hog.then(|| stage.program(o.device, HOG_TASK_US, None)).transpose()?;
+        let first = stage.program(device, TASK_US, Some(PERIOD_MS))?;
+        let second = hog.then(|| stage.program(device, HOG_TASK_US, None)).transpose()?;
         if let Some(second) = second.as_ref().filter(|_| served) {
             stage.set(&first, Class::Interactive)?;
             stage.set(second, Class::Background)?;
@@ -104,7 +120,7 @@ pub fn run(o: &Options) -> Result<(), String> {
     crate::say(&format!(
         "A program that needs {} ms of {} every {PERIOD_MS} ms, and one that takes what it can get:\n",
         TASK_US / 1000,
-        o.device.name()
+        device.name()
     ));
     crate::say("            latency of the first, ms           share of the   second's");
     crate::say("            p50       p95       p99            first          items/s");

@@ -11,6 +11,24 @@ mod stage;
 
 pub use stage::{Actor, Sample, Stage, plain_rounds};
 
+use forebay::Kind;
+use forebay::hal::discover;
+use forebay_rm::{Host, Rm as _};
+
+/// The first CUDA device as the service names it, by the number of its `/dev/nvidiaN`: CUDA counts in an order of its own. 0
+/// where nobody says.
+pub fn number_of_gpu() -> u32 {
+    let place = discover(&[Kind::Cuda]).0.first().and_then(|d| d.info().pci);
+    let cards = place.and_then(|at| Some((at, Host.cards().ok()?)));
+    let number = cards.and_then(|(at, cards)| {
+        let is_there = |c: &&forebay_rm::sys::Card| {
+            (c.domain, u32::from(c.bus), u32::from(c.slot)) == (at.domain, at.bus, at.device)
+        };
+        cards.iter().find(is_there).map(|c| c.minor)
+    });
+    number.unwrap_or(0)
+}
+
 /// The value below which a part `q` of all is; 0 for none.
 pub fn quantile(values: &[f64], q: f64) -> f64 {
     let mut v = values.to_vec();

@@ -164,7 +164,9 @@ impl Nvrtc {
                     libraries.into_iter().for_each(std::mem::forget);
                     return Self::bind(library);
                 }
-                Err(e) => why = e.to_string(),
+                // The first that was tried says most, unless a later one is there and does not work.
+                Err(e) if why.is_empty() || path.is_file() => why = e.to_string(),
+                Err(_) => {}
             }
         }
         Err(Error::NoLibrary {

@@ -7,7 +7,7 @@ use forebay::Kind;
 use super::{Part, Row, below};
 use crate::sharing::plain::clock_ns;
 use crate::sharing::progress::{self, Progress, farthest, passed_on};
-use crate::sharing::{Actor, Stage, plain_rounds, quantile};
+use crate::sharing::{Actor, Stage, number_of_gpu, plain_rounds, quantile};
 
 /// Lengths of the saturating programs' kernels, µs.
 const KERNELS: [u64; 4] = [100, 1000, 5000, 20_000];
@@ -36,7 +36,7 @@ const BURST: [&str; 2] = ["400", "1600"];
 
 /// A stage with the service that divides the GPU, or with nothing but the driver.
 pub fn stage(served: bool) -> Result<Stage, String> {
-    Stage::with(served, &["--gpu", "0"])
+    Stage::with(served, &["--gpu", &number_of_gpu().to_string()])
 }
 
 /// Where the programs work, and for how long.
