@@ -283,8 +283,8 @@ pub type Missing = Vec<(Kind, Error)>;
 
 /// Every device of the wanted kinds on this machine, in the order of the kinds; what is absent is simply not in the list.
 ///
-/// A GPU is there once, however many interfaces it has: through CUDA, if that is wanted, or else through the first OpenCL
-/// platform that shows it. Two devices that are one would each be given work as if the other had none.
+/// A GPU is there once, however many interfaces it has: through CUDA, if that is wanted and can compile, or else through the
+/// first OpenCL platform that shows it. Two devices that are one would each be given work as if the other had none.
 ///
 /// The second list says why a kind is missing, or not all of it is there, for `forebay doctor`.
 pub fn discover(kinds: &[Kind]) -> (Vec<Arc<dyn Device>>, Missing) {
@@ -293,12 +293,23 @@ pub fn discover(kinds: &[Kind]) -> (Vec<Arc<dyn Device>>, Missing) {
     let none = |e| (Vec::new(), vec![e]);
     // Before OpenCL, which makes a context for everything that it opens.
     let mut through_cuda = kinds.contains(&Kind::Cuda).then(|| cuda::look().unwrap_or_else(none));
-    let places = through_cuda.iter().flat_map(|(devices, _)| devices).filter_map(|d| d.info().pci);
-    let places: Vec<PciAddress> = places.collect();
+    let mut through_opencl = kinds.contains(&Kind::OpenCl).then(|| {
+        let able = through_cuda.iter().flat_map(|(devices, _)| devices).filter(|d| d.compiles().is_ok());
+        let places: Vec<PciAddress> = able.filter_map(|d| d.info().pci).collect();
+        opencl::look(&places).unwrap_or_else(none)
+    });
+    if let (Some((devices, why)), Some((others, _))) = (&mut through_cuda, &through_opencl) {
+        let twice = |d: &Arc<dyn Device>| {
+            let place = d.info().pci.filter(|at| others.iter().any(|o| o.info().pci == Some(*at)))?;
+            Some(Error::Twice { kind: Kind::Cuda, device: d.info().name.clone(), place, through: "OpenCL" })
+        };
+        why.extend(devices.iter().filter_map(twice));
+        devices.retain(|d| twice(d).is_none());
+    }
     for &kind in kinds {
         let (devices, why): Found = match kind {
             Kind::Cpu => (vec![Arc::new(cpu::CpuDevice::new(cpu::Pool::global().clone()))], Vec::new()),
-            Kind::OpenCl => opencl::look(&places).unwrap_or_else(none),
+            Kind::OpenCl => through_opencl.take().unwrap_or_default(),
             Kind::Cuda => through_cuda.take().unwrap_or_default(),
             Kind::Sim => (vec![Arc::new(sim::SimDevice::new(sim::Model::default()))], Vec::new()),
         };

@@ -11,17 +11,40 @@ fn seen(kinds: &[Kind]) -> (Vec<String>, Vec<String>) {
     (devices.iter().map(named).collect(), missing.iter().map(|(kind, why)| format!("{kind}: {why}")).collect())
 }
 
+/// Names those of which a context was made.
+const CONTEXTS: &str = "STAND_IN_CONTEXTS";
+
+/// Runs a test with both stand-ins, of which the first GPU is the same, and with this variable.
+fn again(name: &str, variable: impl FnOnce(&std::path::Path) -> (&'static str, String)) {
+    let Some(dir) = stand_in::build() else { return };
+    let library = dir.join(stand_in::OPENCL).display().to_string();
+    let contexts = dir.join(format!("contexts-{name}-{}", std::process::id())).display().to_string();
+    let (more, value) = variable(dir);
+    let variables =
+        [("OPENCL_DYLIB_PATH", &library[..]), ("STAND_IN_BUS", "65"), (CONTEXTS, &contexts), (more, &value)];
+    stand_in::again_with(name, &variables);
+    std::fs::remove_file(contexts).unwrap();
+}
+
+#[test]
+fn a_gpu_that_cuda_cannot_compile_for_is_opencls() {
+    const NAME: &str = "a_gpu_that_cuda_cannot_compile_for_is_opencls";
+    if !stand_in::is_here() {
+        return again(NAME, |dir| ("FOREBAY_NVRTC", dir.join("nowhere").display().to_string()));
+    }
+    let (found, told) = seen(&[Kind::Cuda, Kind::OpenCl]);
+    assert_eq!(found, ["opencl first", "opencl second", "opencl third", "opencl processor"]);
+    let twice = "(no GPU) at 0000:41:00 is driven through OpenCL";
+    assert!(told.iter().any(|t| t.starts_with("cuda") && t.contains(twice)), "{told:?}");
+    // For moving data it needs no compiler.
+    assert_eq!(seen(&[Kind::Cuda]).0.len(), 1);
+}
+
 #[test]
 fn a_gpu_that_two_interfaces_show_is_one_device() {
-    const CONTEXTS: &str = "STAND_IN_CONTEXTS";
     const NAME: &str = "a_gpu_that_two_interfaces_show_is_one_device";
     if !stand_in::is_here() {
-        let Some(dir) = stand_in::build() else { return };
-        let library = dir.join(stand_in::OPENCL).display().to_string();
-        let contexts = dir.join(format!("contexts-{}", std::process::id())).display().to_string();
-        let variables = [("OPENCL_DYLIB_PATH", &library[..]), ("STAND_IN_BUS", "65"), (CONTEXTS, &contexts)];
-        stand_in::again_with(NAME, &variables);
-        return std::fs::remove_file(contexts).unwrap();
+        return again(NAME, |_| ("STAND_IN_DEVICES", "1".into()));
     }
     let contexts = || std::fs::read_to_string(std::env::var_os(CONTEXTS).unwrap()).unwrap();
     let gpu = "cuda stand-in on the host (no GPU)";
