@@ -363,6 +363,13 @@ pub struct Card {
     pub pad3: [u8; 2],
 }
 
+impl Card {
+    /// Whether it is at this place on the PCI bus.
+    pub fn is_at(&self, domain: u32, bus: u32, slot: u32) -> bool {
+        (self.domain, u32::from(self.bus), u32::from(self.slot)) == (domain, bus, slot)
+    }
+}
+
 macro_rules! layout {
     ($($t:ty, $size:literal $(, $field:ident at $at:literal)*;)*) => {
         $(const _: () = assert!(size_of::<$t>() == $size $(&& std::mem::offset_of!($t, $field) == $at)*);)*

@@ -72,13 +72,13 @@ fn spark(values: &[f64], most: f64) -> String {
 pub fn run(o: &Options) -> Result<(), String> {
     let time = Duration::from_secs_f64(o.seconds);
     let device = o.device.unwrap_or_else(usual);
-    let number = number_of_gpu().to_string();
+    let number = (device == Kind::Cuda).then(|| number_of_gpu().to_string());
     let live = !o.json && std::io::stderr().is_terminal();
     let picture = if live { indicatif::ProgressBar::new_spinner() } else { indicatif::ProgressBar::hidden() };
     let act = |name: &'static str, served: bool, hog: bool| -> Result<Act, String> {
         // An NVIDIA GPU's time is divided for any program, which takes root; elsewhere programs ask before they work.
-        let gpu: &[&str] = if device == Kind::Cuda { &["--gpu", &number] } else { &[] };
-        let stage = Stage::with(served, gpu)?;
+        let gpu: Vec<&str> = number.iter().flat_map(|n| ["--gpu", n]).collect();
+        let stage = Stage::with(served, &gpu)?;
         let first = stage.program(device, TASK_US, Some(PERIOD_MS))?;
         let second = hog.then(|| stage.program(device, HOG_TASK_US, None)).transpose()?;
         if let Some(second) = second.as_ref().filter(|_| served) {

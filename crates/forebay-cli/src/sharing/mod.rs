@@ -20,13 +20,8 @@ use forebay_rm::{Host, Rm as _};
 pub fn number_of_gpu() -> u32 {
     let place = discover(&[Kind::Cuda]).0.first().and_then(|d| d.info().pci);
     let cards = place.and_then(|at| Some((at, Host.cards().ok()?)));
-    let number = cards.and_then(|(at, cards)| {
-        let is_there = |c: &&forebay_rm::sys::Card| {
-            (c.domain, u32::from(c.bus), u32::from(c.slot)) == (at.domain, at.bus, at.device)
-        };
-        cards.iter().find(is_there).map(|c| c.minor)
-    });
-    number.unwrap_or(0)
+    let at_place = cards.and_then(|(at, cards)| cards.into_iter().find(|c| c.is_at(at.domain, at.bus, at.device)));
+    at_place.map_or(0, |c| c.minor)
 }
 
 /// The value below which a part `q` of all is; 0 for none.

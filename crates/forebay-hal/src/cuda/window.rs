@@ -273,7 +273,7 @@ fn open(context: &Context) -> Result<Arc<Client>, String> {
     let place = [sys::ATTRIBUTE_PCI_DOMAIN, sys::ATTRIBUTE_PCI_BUS, sys::ATTRIBUTE_PCI_DEVICE];
     let [domain, bus, slot] = place.map(|a| context.attribute(a));
     let cards = rm.cards().map_err(|e| e.to_string())?;
-    let ours = cards.iter().find(|c| (c.domain, u32::from(c.bus), u32::from(c.slot)) == (domain, bus, slot));
+    let ours = cards.iter().find(|c| c.is_at(domain, bus, slot));
     let card = ours.ok_or_else(|| format!("the driver lists no card at {domain:04x}:{bus:02x}:{slot:02x}"))?;
     Client::open(rm, card.minor).map(Arc::new).map_err(|e| e.to_string())
 }

@@ -24,7 +24,8 @@ struct Listed {
     opened: Option<Result<Arc<dyn Device>>>,
 }
 
-// SAFETY: a device's id is a name, which any thread may use (OpenCL 1.2, appendix A.2).
+// SAFETY: a root device's id is a name that lives as long as the platform, and any thread may use it (OpenCL 1.2, appendix A.2);
+// the rest is `Send` by itself.
 unsafe impl Send for Listed {}
 
 /// All OpenCL devices of all platforms, but for what is at these `places`, or has been found through an earlier platform.
