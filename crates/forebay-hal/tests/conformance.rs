@@ -402,3 +402,31 @@ fn a_thread_whose_context_is_another_one_is_no_trap() {
     assert_eq!(code, 0);
     devices[0].alloc(16).unwrap();
 }
+
+/// What a kernel of the CPU asks wrongly of its arguments is its launch's error, in a small space and in one that many work
+/// on; nobody else's, and no end of the process.
+#[test]
+fn a_cpu_kernel_that_mistakes_its_arguments_is_an_error_and_the_device_goes_on() {
+    use forebay_hal::{Arg, ArgSpan, Geometry, Source};
+    type Mistake = fn(&ArgSpan<'_>);
+    let mistakes: [(Mistake, &str); 5] = [
+        (|s| assert!(std::hint::black_box(s.slice::<u32>(1).len()) == 0), "argument 1 is not a buffer"),
+        (|s| assert!(std::hint::black_box(s.slice::<u32>(9).len()) == 0), "argument 9 is not a buffer"),
+        (|s| assert!(std::hint::black_box(s.scalar(0)) == 0), "argument 0 is not an integer"),
+        (|s| assert!(std::hint::black_box(s.scalar(2)) == 0), "argument 2 is not an integer"),
+        (|s| assert!(std::hint::black_box(s.float(1)) == 0.0), "argument 1 is not a float"),
+    ];
+    for d in [Kind::Cpu, Kind::Sim].map(|kind| discover(&[kind]).0.remove(0)) {
+        let (mut q, memory) = (d.queue().unwrap(), d.alloc(64).unwrap());
+        let args = [Arg::Buffer(&memory), Arg::U32(1), Arg::F32(1.0)];
+        for items in [4, 100_000] {
+            for (mistake, told) in mistakes {
+                let kernel = d.compile(&Source::Cpu(Arc::new(mistake)), "mistaken").unwrap();
+                let launched = q.launch(&kernel, &Geometry::linear(items), &args);
+                let waited = launched.and_then(|()| q.fence()).and_then(|f| q.wait(f));
+                assert!(matches!(&waited, Err(Error::Panic { why, .. }) if why.contains(told)), "{told}: {waited:?}");
+            }
+        }
+        check(&*d);
+    }
+}
