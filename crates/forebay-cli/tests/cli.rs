@@ -268,8 +268,19 @@ fn the_demo_goes_elsewhere_if_a_gpu_is_full_and_fails_if_that_one_is_asked_for()
 #[test]
 fn the_grids_experiments_hold_on_cuda_with_the_stand_in() {
     let Some(dir) = stand_in::build() else { return };
+    the_grids_experiments_hold(dir, &[]);
+}
+
+/// What they search, allocate and compute is checked, and here by what a GPU would run.
+#[test]
+fn the_grids_experiments_hold_with_nvidias_compiler() {
+    let (Some(dir), Some(ptx)) = (stand_in::build(), stand_in::as_ptx()) else { return };
+    the_grids_experiments_hold(dir, &ptx);
+}
+
+fn the_grids_experiments_hold(dir: &std::path::Path, variables: &[(&str, String)]) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
-    command.args(["bench", "resident", "--device", "cuda", "--quick", "--json"]);
+    command.args(["bench", "resident", "--device", "cuda", "--quick", "--json"]).envs(variables.iter().cloned());
     let o = stand_in::output_under(dir, command);
     assert!(o.status.success(), "{}", String::from_utf8_lossy(&o.stderr));
     let v: serde_json::Value = serde_json::from_str(&stdout(&o)).unwrap();

@@ -385,6 +385,12 @@ fn cuda_with_the_stand_in_whatever_goes_beside() {
     }
 }
 
+/// The same with what a GPU would run: NVIDIA's own compiler makes it, and the stand-in runs it warp by warp.
+#[test]
+fn cuda_with_nvidias_compiler() {
+    stand_in::again_as_ptx(&["cuda"], &[]);
+}
+
 /// As another library in the process may.
 #[test]
 fn a_thread_whose_context_is_another_one_is_no_trap() {

@@ -452,6 +452,7 @@ fn a_diamond_on_cuda() {
 #[test]
 fn a_diamond_on_cuda_with_the_stand_in() {
     stand_in::again("a_diamond_on_cuda");
+    stand_in::again_as_ptx(&["a_diamond_on_cuda"], &[]);
 }
 
 /// With nothing said: tasks that could run on the CPU as well are put together on a GPU, where they belong. Where any free

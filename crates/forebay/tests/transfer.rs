@@ -166,6 +166,7 @@ fn the_mapping_is_not_used_by_two_or_for_memory_without_one(d: &Arc<dyn Device>)
 #[test]
 fn cuda_with_the_stand_in() {
     stand_in::again("cuda");
+    stand_in::again_as_ptx(&["cuda"], &[]);
 }
 
 fn batches_and_transfers_under_way(d: &Arc<dyn Device>) {

@@ -8,6 +8,8 @@
 //  - with STAND_IN_DELAYS set, streams stop now and then, so that one that should have waited for another is found;
 //  - graph nodes run in an order that their dependencies allow, and otherwise the latest first.
 // "Compiling" turns CUDA C++ into a shared library with the host's g++. There are no barriers and no shared memory.
+// With STAND_IN_PTX set it plays a GPU that no compiler knows yet, so that NVIDIA's own compiler makes PTX for it, and runs
+// that (`lanes.h`): what a GPU would run, with warps, barriers and shared memory.
 
 #include <dlfcn.h>
 #include <setjmp.h>
@@ -34,11 +36,13 @@
 #include <thread>
 #include <vector>
 
+#include "lanes.h"
+
 #define API extern "C" __attribute__((visibility("default")))
 
 enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, DEVICE_UNAVAILABLE = 46, NO_DEVICE = 100, INVALID_DEVICE = 101,
        INVALID_IMAGE = 200, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600,
-       ILLEGAL_ADDRESS = 700, LAUNCH_OUT_OF_RESOURCES = 701, NOT_SUPPORTED = 801, INVALID_RESOURCE_TYPE = 914, INVALID_RESOURCE_CONFIGURATION = 915 };
+       ILLEGAL_ADDRESS = 700, LAUNCH_OUT_OF_RESOURCES = 701, INVALID_PTX = 218, MISALIGNED_ADDRESS = 716, LAUNCH_FAILED = 719, NOT_SUPPORTED = 801, INVALID_RESOURCE_TYPE = 914, INVALID_RESOURCE_CONFIGURATION = 915 };
 
 static const size_t MEMORY = size_t(2) << 30;
 static std::atomic<int> sticky{0};
@@ -64,7 +68,40 @@ static std::atomic<unsigned> resets{0};
 static std::mutex memory_lock;
 static std::map<uint64_t, size_t> device_memory;
 static std::map<void*, size_t> host_memory;
+// What kernels and their code have for themselves.
+static std::map<uint64_t, size_t> code_memory;
 static size_t used = 0;
+// Counts changes of all these.
+static std::atomic<unsigned> memory_changes{0};
+
+// Whether a kernel may touch these bytes, and what they are in.
+static bool may_touch(uint64_t p, size_t n, uint64_t& first, uint64_t& end) {
+  std::lock_guard<std::mutex> g(memory_lock);
+  auto in = [&](uint64_t at, size_t size) {
+    first = at;
+    end = at + size;
+    return p >= first && p + n <= end;
+  };
+  for (auto* all : {&device_memory, &code_memory}) {
+    auto it = all->upper_bound(p);
+    if (it != all->begin() && (--it, in(it->first, it->second))) return true;
+  }
+  auto it = host_memory.upper_bound((void*)p);
+  return it != host_memory.begin() && (--it, in((uint64_t)it->first, it->second));
+}
+static uint64_t code_allocate(uint64_t n) {
+  std::lock_guard<std::mutex> g(memory_lock);
+  void* p = n < MEMORY ? calloc(1, (n + 255) / 256 * 256 + 256) : nullptr;
+  if (!p) return 0;
+  code_memory[(uint64_t)p] = n;
+  memory_changes++;
+  return (uint64_t)p;
+}
+static void code_release(uint64_t p) {
+  std::lock_guard<std::mutex> g(memory_lock);
+  memory_changes++;
+  if (code_memory.erase(p)) free((void*)p);
+}
 
 static bool in_device(uint64_t p, size_t n) {
   std::lock_guard<std::mutex> g(memory_lock);
@@ -163,9 +200,9 @@ static void on_fault(int number, siginfo_t* info, void* where) {
 // ---------------------------------------------------------------- kernels
 
 struct Dim { unsigned x, y, z; };
-struct Module { void* library; };
+struct Module { void* library; std::shared_ptr<ptx::Program> program; };
 struct Function {
-  void (*run)(void**, Dim, Dim);
+  std::function<void(void**, Dim, Dim, unsigned)> run;
   std::vector<size_t> sizes;
   // Threads that a block may have.
   unsigned bound;
@@ -180,9 +217,10 @@ struct Function {
 struct Launch {
   Function* f;
   Dim grid, block;
+  unsigned shared;
   std::vector<std::vector<char>> args;
-  static Launch of(Function* f, Dim grid, Dim block, void** params) {
-    Launch l{f, grid, block, {}};
+  static Launch of(Function* f, Dim grid, Dim block, unsigned shared, void** params) {
+    Launch l{f, grid, block, shared, {}};
     for (size_t i = 0; i < f->sizes.size(); i++)
       l.args.emplace_back((char*)params[i], (char*)params[i] + f->sizes[i]);
     return l;
@@ -195,7 +233,7 @@ struct Launch {
       return;
     }
     in_kernel = true;
-    f->run(p.data(), grid, block);
+    f->run(p.data(), grid, block, shared);
     in_kernel = false;
   }
 };
@@ -209,6 +247,19 @@ static void guarded(void (*f)(void*), void* at) {
   in_kernel = true;
   f(at);
   in_kernel = false;
+}
+
+// A kernel of NVIDIA's compiler.
+static void run_ptx(const ptx::Kernel& k, void** arguments, Dim grid, Dim block, unsigned shared) {
+  static std::atomic<uint64_t> launches{0};
+  static const ptx::Machine machine{may_touch, &memory_changes, &sticky, code_allocate, code_release, 2};
+  const uint64_t seed = number("STAND_IN_SEED", 1) * 1000003 + launches++;
+  try {
+    ptx::Launched(k, machine, {grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared, arguments, seed).run();
+  } catch (const ptx::Fault& f) {
+    fprintf(stderr, "stand-in: %s\n", f.what.c_str());
+    sticky = f.code;
+  }
 }
 
 static bool bad_shape(Dim grid, Dim block) {
@@ -251,6 +302,8 @@ static void run_graph(const std::vector<std::shared_ptr<GraphNode>>& nodes, std:
 
 // ---------------------------------------------------------------- driver API
 
+// NVIDIA's compiler asks for what is not told anybody; it does without.
+API int cuGetExportTable(const void**, const void*) { return NOT_FOUND; }
 API int cuInit(unsigned) {
   if (!initialised) {
     struct sigaction a {};
@@ -272,7 +325,9 @@ API int cuDeviceGetAttribute(int* v, int a, int d) {
   // Where on the bus the first one is (33), if anybody wants to know.
   if (a == 33) return *v = number("STAND_IN_BUS", 0), OK;
   // Its clock (13) makes it stronger than any processor.
-  *v = a == 13 ? 1000000000 : a == 16 ? 2 : a == 75 ? 1 : a == 76 ? 0 : 0;
+  // The newest that could be, if its compiler is NVIDIA's.
+  const bool newest = getenv("STAND_IN_PTX");
+  *v = a == 13 ? 1000000000 : a == 16 ? 2 : a == 75 ? (newest ? 9 : 1) : a == 76 ? (newest ? 9 : 0) : 0;
   return OK;
 }
 API int cuDeviceTotalMem_v2(size_t* n, int) { *n = MEMORY; return OK; }
@@ -330,6 +385,9 @@ API int cuGetErrorName(int e, const char** s) {
     case NOT_FOUND: *s = "CUDA_ERROR_NOT_FOUND"; return OK;
     case INVALID_RESOURCE_CONFIGURATION: *s = "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION"; return OK;
     case NOT_SUPPORTED: *s = "CUDA_ERROR_NOT_SUPPORTED"; return OK;
+    case INVALID_PTX: *s = "CUDA_ERROR_INVALID_PTX"; return OK;
+    case MISALIGNED_ADDRESS: *s = "CUDA_ERROR_MISALIGNED_ADDRESS"; return OK;
+    case LAUNCH_FAILED: *s = "CUDA_ERROR_LAUNCH_FAILED"; return OK;
     case ILLEGAL_ADDRESS: *s = "CUDA_ERROR_ILLEGAL_ADDRESS"; return OK;
     default: return INVALID_VALUE;
   }
@@ -353,6 +411,7 @@ API int cuMemFree_v2(uint64_t p) {
   auto it = device_memory.find(p);
   if (it == device_memory.end()) return INVALID_VALUE;
   used -= it->second;
+  memory_changes++;
   munmap((void*)p, it->second);
   device_memory.erase(it);
   return OK;
@@ -445,6 +504,7 @@ API int cuMemUnmap(uint64_t p, size_t n) {
   if (it == mapped.end() || it->second->n != n) return INVALID_VALUE;
   mmap((void*)p, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   mapped.erase(it);
+  memory_changes++;
   device_memory.erase(p);
   return OK;
 }
@@ -477,6 +537,7 @@ API int cuMemHostAlloc(void** p, size_t n, unsigned) {
 }
 static void forget_memory() {
   std::lock_guard<std::mutex> g(memory_lock);
+  memory_changes++;
   for (auto it = device_memory.begin(); it != device_memory.end();) {
     if (mapped.count(it->first)) { ++it; continue; }
     used -= it->second;
@@ -492,6 +553,7 @@ API int cuMemFreeHost(void* p) {
   std::lock_guard<std::mutex> g(memory_lock);
   auto it = host_memory.find(p);
   if (it == host_memory.end()) return INVALID_VALUE;
+  memory_changes++;
   munmap(p, it->second);
   host_memory.erase(it);
   return OK;
@@ -552,6 +614,17 @@ API int cuMemsetD8Async(uint64_t d, unsigned char v, size_t n, void* stream) {
 API int cuModuleLoadData(void** m, const void* image) {
   READY;
   loaded = true;
+  if (getenv("STAND_IN_PTX") && !memcmp(image, "//", 2) + !memcmp(image, "\n//", 3)) {
+    try {
+      auto program = ptx::Parser((const char*)image, [](size_t n) { return (void*)code_allocate(n); }).parse();
+      synchronise_all();
+      *m = new Module{nullptr, std::move(program)};
+      return OK;
+    } catch (const ptx::Refused& why) {
+      fprintf(stderr, "stand-in: PTX, %s\n", why.what());
+      return INVALID_PTX;
+    }
+  }
   if (memcmp(image, "STANDIN", 8)) return INVALID_IMAGE;
   uint64_t n;
   memcpy(&n, (const char*)image + 8, 8);
@@ -565,18 +638,29 @@ API int cuModuleLoadData(void** m, const void* image) {
   if (void* own = dlsym(library, "stand_in_guarded")) *(void (**)(void (*)(void*), void*))own = guarded;
   // As a real one may: it waits for kernels that never end, if somebody loads code beside them.
   synchronise_all();
-  *m = new Module{library};
+  *m = new Module{library, nullptr};
   return OK;
 }
 API int cuModuleUnload(void* m) {
   READY;
   synchronise_all();
-  dlclose(((Module*)m)->library);
+  if (auto& program = ((Module*)m)->program) for (auto& v : program->memory) code_release((uint64_t)v.first);
+  else dlclose(((Module*)m)->library);
   delete (Module*)m;
   return OK;
 }
 API int cuModuleGetFunction(void** f, void* m, const char* name) {
   READY;
+  if (auto program = ((Module*)m)->program) {
+    auto it = program->kernels.find(name);
+    if (it == program->kernels.end()) return NOT_FOUND;
+    const ptx::Kernel& k = it->second;
+    auto run = [program, &k](void** p, Dim grid, Dim block, unsigned shared) { run_ptx(k, p, grid, block, shared); };
+    auto* made = new Function{run, {}, k.bound, {false}};
+    for (auto& p : k.parameters) made->sizes.push_back(p.size);
+    *f = made;
+    return OK;
+  }
   std::string run = std::string("stand_in_run_") + name, sizes = std::string("stand_in_sizes_") + name;
   void* r = dlsym(((Module*)m)->library, run.c_str());
   auto s = (size_t(*)(size_t*))dlsym(((Module*)m)->library, sizes.c_str());
@@ -584,7 +668,9 @@ API int cuModuleGetFunction(void** f, void* m, const char* name) {
   size_t all[64];
   size_t n = s(all);
   auto bound = (unsigned*)dlsym(((Module*)m)->library, (std::string("stand_in_bound_") + name).c_str());
-  *f = new Function{(void (*)(void**, Dim, Dim))r, {all, all + n}, *bound, {false}};
+  auto of_library = (void (*)(void**, Dim, Dim))r;
+  auto go = [of_library](void** p, Dim grid, Dim block, unsigned) { of_library(p, grid, block); };
+  *f = new Function{go, {all, all + n}, *bound, {false}};
   return OK;
 }
 API int cuFuncLoad(void* f) {
@@ -690,7 +776,7 @@ API int cuStreamDestroy_v2(void* stream) {
   s->thread.join();
   return OK;
 }
-API int cuLaunchKernel(void* f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned,
+API int cuLaunchKernel(void* f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
                        void* stream, void** params, void**) {
   READY;
   STREAM(s, stream);
@@ -698,7 +784,7 @@ API int cuLaunchKernel(void* f, unsigned gx, unsigned gy, unsigned gz, unsigned 
   if (bad_shape(grid, block)) return INVALID_VALUE;
   if (block.x * block.y * block.z > ((Function*)f)->bound) return LAUNCH_OUT_OF_RESOURCES;
   ((Function*)f)->load();
-  auto l = std::make_shared<Launch>(Launch::of((Function*)f, grid, block, params));
+  auto l = std::make_shared<Launch>(Launch::of((Function*)f, grid, block, shared, params));
   s->push([l] { l->run(); });
   return OK;
 }
@@ -749,7 +835,7 @@ API int cuGraphAddKernelNode_v2(void** out, void* graph, void* const* before, si
   READY;
   Dim grid{p->grid[0], p->grid[1], p->grid[2]}, block{p->block[0], p->block[1], p->block[2]};
   if (bad_shape(grid, block) || p->kern || p->ctx) return INVALID_VALUE;
-  auto node = std::make_shared<GraphNode>(GraphNode{Launch::of(p->f, grid, block, p->params), {}});
+  auto node = std::make_shared<GraphNode>(GraphNode{Launch::of(p->f, grid, block, p->shared, p->params), {}});
   auto& nodes = ((Graph*)graph)->nodes;
   for (size_t i = 0; i < n; i++) {
     bool known = false;
@@ -776,7 +862,7 @@ API int cuGraphExecKernelNodeSetParams_v2(void* exec, void* node, const NodePara
   if (it == e->launches.end()) return INVALID_VALUE;
   Dim grid{p->grid[0], p->grid[1], p->grid[2]}, block{p->block[0], p->block[1], p->block[2]};
   if (bad_shape(grid, block)) return INVALID_VALUE;
-  it->second = Launch::of(p->f, grid, block, p->params);
+  it->second = Launch::of(p->f, grid, block, p->shared, p->params);
   return OK;
 }
 API int cuGraphLaunch(void* exec, void* stream) {

@@ -1,5 +1,6 @@
 //! The stand-in for NVIDIA's driver and compiler (`cuda.cpp` beside this file), for tests on machines without a GPU; and one
-//! for an OpenCL loader (`opencl.cpp`), which only shows devices.
+//! for an OpenCL loader (`opencl.cpp`), which only shows devices. With NVIDIA's own compiler beside it, which needs no GPU, it
+//! runs what that makes for GPUs, warp by warp (`ptx.h`, `lanes.h`).
 //! Shared by the tests of several crates by path.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -21,10 +22,11 @@ pub fn build() -> Option<&'static Path> {
             ("cuda.cpp", include_str!("cuda.cpp"), "libcuda.so.1"),
             ("opencl.cpp", include_str!("opencl.cpp"), OPENCL),
         ];
-        const FLAGS: [&str; 6] = ["-std=c++17", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread"];
+        const HEADERS: [(&str, &str); 2] = [("ptx.h", include_str!("ptx.h")), ("lanes.h", include_str!("lanes.h"))];
+        const FLAGS: [&str; 6] = ["-std=c++17", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread"];
         let exe = std::env::current_exe().ok()?;
         let mut hash = DefaultHasher::new();
-        (SOURCES, FLAGS).hash(&mut hash);
+        (SOURCES, HEADERS, FLAGS).hash(&mut hash);
         let dir = exe.with_file_name(format!("stand-in-{:016x}", hash.finish()));
         if dir.exists() {
             tidy(&dir);
@@ -33,6 +35,9 @@ pub fn build() -> Option<&'static Path> {
         // Made elsewhere and moved: test programs may come here at the same time.
         let own = exe.with_file_name(format!("stand-in-of-{}", std::process::id()));
         std::fs::create_dir_all(&own).ok()?;
+        for (name, text) in HEADERS {
+            std::fs::write(own.join(name), text).ok()?;
+        }
         for (name, text, library) in SOURCES {
             let source = own.join(name);
             std::fs::write(&source, text).ok()?;
@@ -103,6 +108,25 @@ pub fn again_with(name: &str, variables: &[(&str, &str)]) {
         let skipped = text.lines().any(|l| l.contains("skipped") && !l.contains("no opencl device"));
         assert!(!skipped, "{name} did not find the stand-in:\n{text}");
     }
+}
+
+/// What makes a command's stand-in run what NVIDIA's own compiler makes: none, and a word about it, where the tests are not told
+/// where that is.
+#[allow(dead_code, reason = "not every test program that includes this file has such a test")]
+pub fn as_ptx() -> Option<[(&'static str, String); 2]> {
+    let nvrtc = std::env::var("FOREBAY_NVRTC").ok().filter(|p| !p.is_empty());
+    if nvrtc.is_none() {
+        eprintln!("skipped: FOREBAY_NVRTC does not say where NVIDIA's compiler is (pip install nvidia-cuda-nvrtc)");
+    }
+    Some([("FOREBAY_NVRTC", nvrtc?), ("STAND_IN_PTX", "1".into())])
+}
+
+/// Runs tests of this binary once more each, on the stand-in as it runs what NVIDIA's compiler makes, with these variables.
+#[allow(dead_code, reason = "not every test program that includes this file has such a test")]
+pub fn again_as_ptx(names: &[&str], variables: &[(&str, &str)]) {
+    let Some(ptx) = as_ptx() else { return };
+    let all: Vec<(&str, &str)> = ptx.iter().map(|(k, v)| (*k, v.as_str())).chain(variables.iter().copied()).collect();
+    names.iter().for_each(|name| again_with(name, &all));
 }
 
 /// Whether this process runs nothing but one test; if not, runs `name` in one that does, on what there is here. For tests

@@ -489,7 +489,7 @@ fn functions_are_exchanged_and_the_heap_stays() {
     // What does not compile changes nothing.
     assert!(matches!(g.reload(&Builder::new("TASK(broken) { this; }").functions(["broken"])), Err(Error::Compile(_))));
     let text = "TASK(times) { *(u64 *)fb_result(c) = ((const u64 *)t->args)[0] * 10; }
-                TASK(leave) { fb_delete(c, *(void *const *)t->args); }";
+                TASK(leave) { if (fb_lane() == 0) fb_delete(c, *(void *const *)t->args); }";
     g.reload(&Builder::new(text).functions(["times", "leave"])).unwrap();
     for t in tickets {
         assert_eq!(g.wait(t).unwrap().result_as::<u64>(), 5);
@@ -648,6 +648,13 @@ fn all_of_it_holds_on_cuda_with_the_stand_in() {
 #[test]
 fn all_of_it_holds_on_cuda_without_mapped_memory() {
     EVERYWHERE.iter().for_each(|name| stand_in::again_with(name, &[(PINNED, "1")]));
+}
+
+/// With what a GPU would run: whole warps, which come apart and meet as they please.
+#[test]
+fn all_of_it_holds_with_nvidias_compiler() {
+    stand_in::again_as_ptx(&EVERYWHERE, &[]);
+    stand_in::again_as_ptx(&cuda_only::ALL, &[("STAND_IN_SEED", "2")]);
 }
 
 #[test]

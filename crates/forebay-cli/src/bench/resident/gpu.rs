@@ -50,7 +50,7 @@ fn text(e: impl std::fmt::Display) -> Failure {
     e.to_string()
 }
 
-/// How much is done: less where the device is a stand-in, which only shows that it works.
+/// How much is done.
 #[derive(Clone, Copy)]
 struct Effort {
     repeats: usize,
@@ -64,8 +64,6 @@ struct Effort {
     threads: usize,
     /// Pieces that a thread has from a heap, one after another: so many that a kernel takes milliseconds.
     pieces: usize,
-    /// Threads of a block that stays: a stand-in has one.
-    group: usize,
 }
 
 const FULL: Effort = Effort {
@@ -77,10 +75,9 @@ const FULL: Effort = Effort {
     scale: 20,
     threads: usize::MAX,
     pieces: 1024,
-    group: GROUP,
 };
 const QUICK: Effort =
-    Effort { repeats: 1, trips: 50, items: 1000, depth: 6, chain: 100, scale: 8, threads: 512, pieces: 16, group: 1 };
+    Effort { repeats: 1, trips: 50, items: 1000, depth: 6, chain: 100, scale: 8, threads: 512, pieces: 16 };
 
 struct Gpu {
     device: Arc<dyn Device>,
@@ -294,7 +291,7 @@ impl Gpu {
         }
         let mut one_block = Vec::with_capacity(trips);
         {
-            let mut block = OneBlock::start(&self.device, &self.kernel("one_block_at_once")?, self.effort.group)?;
+            let mut block = OneBlock::start(&self.device, &self.kernel("one_block_at_once")?, GROUP)?;
             for i in 0..trips as u64 {
                 let begun = Instant::now();
                 let k = block.submit(ECHO, [i, 0]);
@@ -361,7 +358,7 @@ impl Gpu {
                 finish(q)
             })?;
             let block = {
-                let mut block = OneBlock::start(&self.device, &self.kernel("one_block_at_once")?, self.effort.group)?;
+                let mut block = OneBlock::start(&self.device, &self.kernel("one_block_at_once")?, GROUP)?;
                 let (n, to) = (n.min(50_000) as u32, address(&data));
                 let s = seconds(repeats, || {
                     block.many(n, |i| [to, u64::from(i)]);
@@ -459,8 +456,7 @@ impl Gpu {
     /// As many blocks as are there at once for certain, beside the grid.
     fn at_once(&mut self, search: &Buffer, meet: &Buffer) -> Result<()> {
         let (kernel, units) = (self.kernel("search_at_once")?, self.device.info().compute_units as usize);
-        let group = self.effort.group;
-        let shape = Geometry::linear(units * group).with_group(group, 1, 1);
+        let shape = Geometry::linear(units * GROUP).with_group(GROUP, 1, 1);
         let args = [Arg::Buffer(search), Arg::Buffer(meet), Arg::U64(address(meet) + 4)];
         self.queue.launch(&kernel, &shape, &args).map_err(text)?;
         finish(&mut *self.queue)

@@ -241,13 +241,14 @@ extern "C" __global__ void level_alone(Search *s, u32 level, u32 n) {
 // All levels in one kernel whose blocks, all there at once, wait for each other after each. Three counts take turns, so that
 // one wait is enough: level's own, the next one's, and the one that is cleared.
 extern "C" __global__ void search_at_once(Search *s, u32 *met, u32 *counts) {
+  const u32 lanes = fb_lanes(), thread = blockIdx.x * lanes + fb_lane(), warps = gridDim.x * lanes / FB_WARP;
   for (u32 level = 0;; level++) {
     const u32 n = fb_load(&counts[level % 3]);
     if (n == 0) break;
-    if (thread_of() == 0) fb_store(&counts[(level + 2) % 3], 0);
-    expand(s, level, &counts[(level + 1) % 3], 0, n, thread_of() / FB_WARP, threads_of() / FB_WARP, threadIdx.x % FB_WARP);
+    if (thread == 0) fb_store(&counts[(level + 2) % 3], 0);
+    expand(s, level, &counts[(level + 1) % 3], 0, n, thread / FB_WARP, warps, thread % FB_WARP);
     fb_barrier();
-    if (threadIdx.x == 0) {
+    if (fb_lane() == 0) {
       const u32 all = (level + 1) * gridDim.x;
       fb_add(met, 1);
       while (fb_load(met) < all) fb_relax();
