@@ -11,6 +11,10 @@ mod service;
 mod sharing;
 mod workloads;
 
+#[cfg(test)]
+#[path = "../../forebay-hal/tests/stand_in/mod.rs"]
+mod stand_in;
+
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};

@@ -127,18 +127,27 @@ mod tests {
 
     #[test]
     fn every_device_gives_the_same() {
-        let Ok(rt) = Runtime::builder().mode(Mode::FirstAvailable).service(false).only(Kind::OpenCl) else {
-            eprintln!("skipped: no OpenCL here");
-            return;
-        };
-        let rt = rt.build().unwrap();
-        for w in all(1).unwrap() {
-            let found = rt.verify(&w.task, &w.inputs).unwrap();
-            assert!(!found.is_empty(), "{}", w.name);
-            for d in found {
-                assert!(d.largest <= w.tolerance, "{}: {d:?}", w.name);
+        for kind in [Kind::OpenCl, Kind::Cuda] {
+            let rt = match Runtime::builder().mode(Mode::FirstAvailable).service(false).only(kind) {
+                Ok(rt) => rt.build().unwrap(),
+                Err(e) => {
+                    eprintln!("skipped: {e}");
+                    continue;
+                }
+            };
+            for w in all(1).unwrap() {
+                let found = rt.verify(&w.task, &w.inputs).unwrap();
+                assert!(!found.is_empty(), "{} on {kind}", w.name);
+                for d in found {
+                    assert!(d.largest <= w.tolerance, "{} on {kind}: {d:?}", w.name);
+                }
             }
         }
+    }
+
+    #[test]
+    fn a_gpu_would_give_the_same() {
+        crate::stand_in::again_as_ptx(&["workloads::mix::tests::every_device_gives_the_same"], &[]);
     }
 
     #[test]

@@ -2,7 +2,9 @@
 // together, but in which order those that are not come, and how far each gets, is drawn by lot. What a GPU leaves undefined
 // or forbids is an error here: memory of nobody's, addresses that are not aligned, a vote without those that it names, a
 // barrier at which not everybody arrives.
-// Memory has one order for all, so what only a weaker one breaks is not found.
+// Memory is as weak as PTX lets it be, where that can be played: what a lane stores stays its own until it says otherwise or for
+// a while that is drawn by lot, in any order; what it loads as nobody else's may be what its block saw there before, until it
+// asks for what others did; and what it says never changes is read once. Loads are not brought forward.
 #pragma once
 
 #include <sched.h>
@@ -15,6 +17,7 @@
 #include <chrono>
 #include <cmath>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "ptx.h"
@@ -48,6 +51,8 @@ class Launched {
     parameters_.resize(k.parameter_bytes + 16);
     for (size_t i = 0; i < k.parameters.size(); i++) memcpy(&parameters_[k.parameters[i].at], arguments[i], k.parameters[i].size);
     lanes_ = block.x * block.y * block.z;
+    const unsigned patience[] = {4, 64, 1024};
+    patience_ = patience[lot() % 3];
   }
 
   // Runs all blocks, some at a time.
@@ -64,8 +69,15 @@ class Launched {
       if (*m_.lost) return;
       bool went = false, sleeps = false;
       for (size_t b = 0; b < here.size(); b++) {
-        for (size_t w = 0; w < here[b]->warps.size(); w++) step(*here[b], here[b]->warps[w], went, sleeps);
+        try {
+          for (auto& w : here[b]->warps) step(*here[b], w, went, sleeps);
+        } catch (const Fault&) {
+          // What was stored before a fault is on its way.
+          for (auto& all : here) spread_all(*all);
+          throw;
+        }
         if (here[b]->left == 0) {
+          spread_all(*here[b]);
           here[b] = std::move(here.back());
           here.pop_back();
           b--;
@@ -80,6 +92,8 @@ class Launched {
   }
 
  private:
+  struct Pending { u64 p; u64 v[2]; unsigned bytes; };
+  struct Sector { u64 v[4]; };
   enum State : uint8_t { runs, meets, at_barrier, ended };
   struct Lane {
     uint32_t pc = 0;
@@ -94,6 +108,8 @@ class Launched {
     u64 at(size_t slot) const { return slots[slot * 32]; }
     char* local = nullptr;
     unsigned x, y, z;
+    // What it has stored, for itself only; the oldest first.
+    std::vector<Pending> pending;
   };
   struct Warp { unsigned first, count; };
   struct Block {
@@ -103,6 +119,9 @@ class Launched {
     std::vector<u64> slots;
     std::vector<char> local, shared;
     size_t left, waiting = 0;
+    // What its lanes have stored, for the block only; and what it has seen of memory, also for good.
+    std::vector<Pending> pending;
+    std::unordered_map<u64, Sector> seen, kept;
   };
 
   const Kernel& k_;
@@ -115,6 +134,11 @@ class Launched {
   // Ranges that were asked about lately.
   struct Known { u64 first = 1, end = 0; } known_[4];
   unsigned known_at_ = 0, generation_ = ~0u;
+  // Whether the address at hand is in memory that others have, too.
+  bool elsewhere_ = false;
+  const bool weak_ = !getenv("STAND_IN_STRONG");
+  // How long what is stored may stay where it is: a kernel is quick about it, or slow.
+  unsigned patience_ = 4;
 
   u64 lot() {
     random_ ^= random_ << 13;
@@ -189,9 +213,13 @@ class Launched {
       can[n++] = i;
     }
     sleeps = sleeps || any_asleep;
+    const u64 draw = lot();
+    if (weak_ && (draw >> 44) % patience_ == 0) {
+      spread_some(b, all[(draw >> 32) % w.count].pending);
+      spread_some(b, b.pending);
+    }
     if (n == 0) return;
     unsigned leader = can[0];
-    const u64 draw = lot();
     if (draw % 4 == 0) leader = can[(draw >> 8) % n];
     else for (unsigned i = 0; i < n; i++) if (all[can[i]].pc < all[leader].pc) leader = can[i];
     Lane* group[32];
@@ -341,7 +369,12 @@ class Launched {
       }
       if (!there || there + ended_ != b.lanes.size()) continue;
       for (auto& l : b.lanes)
-        if (l.state == at_barrier && l.barrier == which) { l.state = runs; l.pc++; b.waiting--; }
+        if (l.state == at_barrier && l.barrier == which) {
+          l.state = runs;
+          l.pc++;
+          b.waiting--;
+          releases(b, l, true);
+        }
     }
   }
 
@@ -352,7 +385,11 @@ class Launched {
     for (unsigned k = 0; k < w.count; k++) {
       if (!(mask >> k & 1)) continue;
       const Lane& l = all[k];
-      if (l.state == ended) fail(FAULT_LAUNCH, i, b, at, "lane " + std::to_string(k) + " is named, and has ended");
+      // Nobody waits for those who have ended.
+      if (l.state == ended) {
+        mask &= ~(1u << k);
+        continue;
+      }
       if (l.state != meets) return;
       const Instruction& its = k_.code[l.pc];
       // Lanes that meet may do so in different places; those that tell each other something may not.
@@ -414,6 +451,7 @@ class Launched {
       if (i.op == Op::vote) all[k].at(i.d.slot) = results[k];
       else if (i.op != Op::warp_bar && i.d.kind == Operand::reg) write(all[k], i.d, results[k], i.type);
       if (i.also.kind == Operand::reg) all[k].at(i.also.slot) = also[k];
+      if (i.op == Op::warp_bar) releases(b, all[k], true);
       all[k].state = runs;
       all[k].pc++;
     }
@@ -479,6 +517,96 @@ class Launched {
 
   // ------------------------------------------------------------ memory
 
+  static bool overlap(const Pending& a, u64 p, unsigned bytes) { return a.p < p + bytes && p < a.p + a.bytes; }
+  // Something is everybody's now.
+  void spread(Block& b, const Pending& x) {
+    if (x.bytes == 16) _mm_store_si128((__m128i*)x.p, _mm_set_epi64x((long long)x.v[1], (long long)x.v[0]));
+    else put((char*)x.p, x.v[0], x.bytes);
+    b.seen.erase(x.p / 32);
+  }
+  void spread(Block& b, std::vector<Pending>& all) {
+    for (auto& x : all) spread(b, x);
+    all.clear();
+  }
+  void spread_all(Block& b) {
+    spread(b, b.pending);
+    for (auto& l : b.lanes) spread(b, l.pending);
+  }
+  // One of them, but not before another of the same place.
+  void spread_some(Block& b, std::vector<Pending>& all) {
+    if (all.empty()) return;
+    size_t which = lot() % all.size();
+    for (size_t k = 0; k < which; k++) if (overlap(all[k], all[which].p, all[which].bytes)) which = k;
+    spread(b, all[which]);
+    all.erase(all.begin() + which);
+  }
+  // What a lane has stored is its block's from here on, or everybody's, with all that it knows of.
+  void releases(Block& b, Lane& l, bool of_block) {
+    if (of_block) {
+      b.pending.insert(b.pending.end(), l.pending.begin(), l.pending.end());
+      l.pending.clear();
+      return;
+    }
+    spread(b, b.pending);
+    spread(b, l.pending);
+  }
+  void store(Block& b, Lane& l, char* p, u64 v, u64 high, unsigned bytes) {
+    const Pending x{(u64)p, {v, high}, bytes};
+    if (!weak_ || !elsewhere_) return spread(b, x);
+    // What its block has stored there came before.
+    settle(b, b.pending, p, bytes);
+    b.seen.erase(x.p / 32);
+    l.pending.push_back(x);
+    if (l.pending.size() > 32) spread_some(b, l.pending);
+  }
+  u64 load(Block& b, Lane& l, const Instruction& i, const char* p, unsigned bytes) {
+    if (!weak_ || !elsewhere_) return fetch(p, bytes);
+    u64 v;
+    if (i.strong) {
+      b.seen.erase((u64)p / 32);
+      v = fetch(p, bytes);
+    } else {
+      auto& from = i.kept ? b.kept : b.seen;
+      if (from.size() > 4096) from.clear();
+      auto at = from.find((u64)p / 32);
+      if (at == from.end()) {
+        Sector s;
+        const char* whole = (const char*)((u64)p & ~u64(31));
+        for (unsigned k = 0; k < 4; k++) s.v[k] = fetch(whole + 8 * k, 8);
+        at = from.emplace((u64)p / 32, s).first;
+      }
+      memcpy(&v, (const char*)at->second.v + ((u64)p & 31), bytes);
+      v = cut(v, bytes);
+    }
+    for (auto* all : {&b.pending, &l.pending})
+      for (auto& x : *all) {
+        if (!overlap(x, (u64)p, bytes)) continue;
+        for (unsigned k = 0; k < bytes; k++) {
+          const u64 at = (u64)p + k;
+          if (at >= x.p && at < x.p + x.bytes) {
+            const u64 byte = ((const unsigned char*)x.v)[at - x.p];
+            v = (v & ~(u64(255) << 8 * k)) | byte << 8 * k;
+          }
+        }
+      }
+    return v;
+  }
+  // What others have done is seen from here on.
+  static void acquires(Block& b, const Instruction& i) {
+    if (!i.of_block) b.seen.clear();
+  }
+  // What was stored in a place comes before what follows there.
+  void settle(Block& b, std::vector<Pending>& all, const char* p, unsigned bytes) {
+    for (size_t k = 0; k < all.size();) {
+      if (overlap(all[k], (u64)p, bytes)) {
+        spread(b, all[k]);
+        all.erase(all.begin() + k);
+      } else {
+        k++;
+      }
+    }
+  }
+
   char* place(const Block& b, Lane& l, const Instruction& i, u64 at, size_t n) {
     const u64 shared = (u64)aligned(const_cast<char*>(b.shared.data())), shared_size = k_.shared_bytes + dynamic_, local = (u64)l.local;
     u64 p = at;
@@ -493,11 +621,13 @@ class Launched {
       default: break;
     }
     if (i.space != Space::param && p % n) fail(FAULT_ALIGNMENT, i, b, l, "address " + hex(p) + " of " + std::to_string(n) + " bytes");
+    elsewhere_ = false;
     const bool in_shared = p >= shared && p + n <= shared + shared_size, in_local = p >= local && p + n <= local + k_.local_bytes;
     if (i.space == Space::param || (in_shared && (i.space == Space::shared || i.space == Space::generic)) ||
         (in_local && (i.space == Space::local || i.space == Space::generic)))
       return (char*)p;
     if (i.space == Space::shared || i.space == Space::local) fail(FAULT_ADDRESS, i, b, l, "address " + hex(at) + " of its own memory");
+    elsewhere_ = true;
     const unsigned now = m_.generation->load(std::memory_order_acquire);
     if (now != generation_) {
       for (auto& k : known_) k = Known();
@@ -796,11 +926,12 @@ inline void Launched::one(Block& b, Lane& l, const Instruction& i) {
       // Narrow values fill their registers.
       const Type whole{As::bits, 8};
       if (t.bytes == 16) {
-        for (unsigned k = 0; k < 2; k++) l.at(i.d.slot + k) = fetch(p + 8 * k, 8);
+        for (unsigned k = 0; k < 2; k++) l.at(i.d.slot + k) = load(b, l, i, p + 8 * k, 8);
         break;
       }
       u64 v[8];
-      for (size_t k = 0; k < n; k++) v[k] = fetch(p + t.bytes * k, t.bytes);
+      for (size_t k = 0; k < n; k++) v[k] = load(b, l, i, p + t.bytes * k, t.bytes);
+      if (i.acquires) acquires(b, i);
       for (size_t k = 0; k < n; k++) {
         const Operand& to = i.several.empty() ? i.d : i.several[k];
         write(l, to, sign && t.bytes < 4 ? (u64)extend(v[k], t.bytes) : v[k], whole);
@@ -810,32 +941,51 @@ inline void Launched::one(Block& b, Lane& l, const Instruction& i) {
     case Op::st: {
       const size_t n = std::max<size_t>(1, i.several.size());
       char* p = place(b, l, i, read(b, l, i.s[0]), t.bytes * n);
+      if (i.releases) releases(b, l, i.of_block);
       if (t.bytes == 16) {
-        // At once.
-        _mm_store_si128((__m128i*)p, _mm_set_epi64x((long long)l.at(i.s[1].slot + 1), (long long)l.at(i.s[1].slot)));
+        store(b, l, p, l.at(i.s[1].slot), l.at(i.s[1].slot + 1), 16);
         break;
       }
-      for (size_t k = 0; k < n; k++) put(p + t.bytes * k, read(b, l, i.several.empty() ? i.s[1] : i.several[k]), t.bytes);
+      for (size_t k = 0; k < n; k++) store(b, l, p + t.bytes * k, read(b, l, i.several.empty() ? i.s[1] : i.several[k]), 0, t.bytes);
+      // In its time, which is not now for whoever waits for it.
+      if (i.releases && elsewhere_) releases(b, l, i.of_block);
       break;
     }
     case Op::atom:
     case Op::red: {
       if (t.bytes < 4) fail(FAULT_LAUNCH, i, b, l, "an atomic of less than a word");
       char* p = place(b, l, i, read(b, l, i.s[0]), t.bytes);
+      if (i.releases) releases(b, l, i.of_block);
+      if (elsewhere_) {
+        settle(b, b.pending, p, t.bytes);
+        settle(b, l.pending, p, t.bytes);
+        b.seen.erase((u64)p / 32);
+      }
       u64 is = fetch(p, t.bytes);
       const u64 with = s(1), third = i.sources > 2 ? s(2) : 0;
       while (!change(p, is, cut(joined(i.sub, t, is, with, third), t.bytes), t.bytes)) {}
       if (i.op == Op::atom) gives(is);
+      if (i.acquires) acquires(b, i);
       break;
     }
     case Op::bra: l.pc = i.target; break;
     case Op::ret:
       l.state = ended;
       b.left--;
+      releases(b, l, true);
       barrier(b);
+      // Whoever waits for it in its warp.
+      for (auto& w : b.warps) {
+        Lane* first = &b.lanes[w.first];
+        if (&l < first || &l >= first + w.count) continue;
+        for (unsigned k = 0; k < w.count; k++)
+          if (first[k].state == meets) complete(b, w, k_.code[first[k].pc], first[k]);
+      }
       break;
     case Op::trap: fail(FAULT_TRAP, i, b, l, "trap");
     case Op::call: {
+      releases(b, l, false);
+      acquires(b, i);
       auto argument = [&](unsigned n) { u64 v; memcpy(&v, l.local + i.s[n].is, 8); return v; };
       if (i.callee == Callee::malloc) {
         const u64 p = m_.allocate(argument(0));
@@ -847,7 +997,11 @@ inline void Launched::one(Block& b, Lane& l, const Instruction& i) {
       }
       break;
     }
-    case Op::fence: __atomic_thread_fence(__ATOMIC_SEQ_CST); break;
+    case Op::fence:
+      if (i.releases) releases(b, l, i.of_block);
+      __atomic_thread_fence(__ATOMIC_SEQ_CST);
+      if (i.acquires) acquires(b, i);
+      break;
     case Op::nanosleep:
       l.asleep = true;
       l.asleep_until = std::chrono::steady_clock::now() + std::chrono::nanoseconds(read(b, l, i.s[0]) & 0xFFFFFFFF);

@@ -57,6 +57,9 @@ struct Instruction {
   Space space = Space::generic;
   Sub sub = Sub::none, both = Sub::none;  // `both`: what a setp does with its third operand
   bool wide = false, high = false, sat = false, to = false, down = false, toward_zero = false, wraps = false, of_call = false;
+  // How memory is ordered by it: what it does is seen by others in the order of the text, or it is read from where others are
+  // (`strong`); what came before is seen before it; what others did is seen after it; only by its own block; never changes.
+  bool strong = false, releases = false, acquires = false, of_block = false, kept = false;
   uint32_t guard = ~0u;         // a predicate's slot
   bool unless = false;
   Operand d, also, s[4];        // `also`: the second result
@@ -491,9 +494,7 @@ inline void Parser::words(Instruction& i, const std::vector<std::string>& w) {
       {"and", Sub::and_}, {"or", Sub::or_}, {"xor", Sub::xor_}, {"exch", Sub::exch}, {"cas", Sub::cas}, {"inc", Sub::inc},
       {"dec", Sub::dec}, {"any", Sub::any}, {"all", Sub::all}, {"ballot", Sub::ballot}, {"idx", Sub::idx}, {"bfly", Sub::bfly},
       {"up", Sub::up}, {"down", Sub::down}, {"l", Sub::left}, {"r", Sub::right}};
-  // Order and caching: the machine that this runs on keeps more order than any of them ask for.
-  static const std::vector<std::string> KNOWN = {"relaxed", "acquire", "release", "acq_rel", "sc", "volatile", "weak", "cta", "gpu", "sys",
-      "gl", "nc", "sync", "aligned", "rn", "rz", "rni", "rmi", "rpi", "ftz", "approx", "full", "b4e", "ca", "cg", "cs", "cv", "wb", "wt"};
+  static const std::vector<std::string> KNOWN = {"weak", "gpu", "sys", "gl", "sync", "aligned", "rn", "rz", "rni", "rmi", "rpi", "ftz", "approx", "full", "b4e", "ca", "cg", "cs", "cv", "wb", "wt"};
   auto op = OPS.find(w[0]);
   if (op == OPS.end()) refuse("instruction " + w[0]);
   i.op = op->second;
@@ -525,6 +526,16 @@ inline void Parser::words(Instruction& i, const std::vector<std::string>& w) {
       i.to = true;
     } else if (w[k] == "warp" && i.op == Op::bar) {
       i.op = Op::warp_bar;
+    } else if (w[k] == "relaxed" || w[k] == "volatile") {
+      i.strong = true;
+    } else if (w[k] == "acquire" || w[k] == "release" || w[k] == "acq_rel" || w[k] == "sc") {
+      i.strong = true;
+      i.acquires = w[k] != "release";
+      i.releases = w[k] != "acquire";
+    } else if (w[k] == "cta") {
+      i.of_block = true;
+    } else if (w[k] == "nc") {
+      i.kept = true;
     } else if (w[k] == "uni") {
       if (i.op == Op::vote) i.sub = Sub::uni;
     } else if (SUBS.count(w[k])) {
@@ -535,6 +546,7 @@ inline void Parser::words(Instruction& i, const std::vector<std::string>& w) {
       if (!known && w[k].find("::") == std::string::npos) refuse("'" + w[k] + "' of " + w[0]);
     }
   }
+  if (w[0] == "membar") i.acquires = i.releases = true;
   if ((w[0] == "cvt") && !i.from.bytes) refuse("a conversion from what?");
 }
 
@@ -554,6 +566,9 @@ inline void Parser::instruction() {
     b = e + 1;
   }
   words(i, w);
+  // For tests of the tests: all that begin so order nothing.
+  if (const char* weaken = getenv("STAND_IN_WEAKEN"))
+    if (opcode.compare(0, strlen(weaken), weaken) == 0) i.acquires = i.releases = false;
   if (i.op == Op::bra) {
     jumps_.push_back({kernel_->code.size(), next()});
   } else if (i.op == Op::call) {

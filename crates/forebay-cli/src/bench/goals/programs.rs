@@ -330,7 +330,8 @@ mod tests {
 
     #[test]
     fn the_programs_compute_the_same_everywhere() {
-        let (devices, _) = discover(&[Kind::OpenCl]);
+        let (mut devices, _) = discover(&[Kind::OpenCl, Kind::Cuda]);
+        devices.retain(|d| d.compiles().is_ok());
         let rt = Runtime::builder().devices(devices).service(false).build().unwrap();
         for p in [Program::Video, Program::Query, Program::File] {
             let made = p.make().unwrap();
@@ -339,6 +340,12 @@ mod tests {
                 assert!(all.iter().all(|d| d.largest == 0.0), "{p:?} at level {level}: {all:?}");
             }
         }
+    }
+
+    #[test]
+    fn a_gpu_would_compute_the_same() {
+        const ALL: &str = "bench::goals::programs::tests::the_programs_compute_the_same_everywhere";
+        crate::stand_in::again_as_ptx(&[ALL], &[]);
     }
 
     #[test]

@@ -255,6 +255,12 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_gpu_would_give_the_same() {
+        const ALL: &str = "bench::ptask::tests::every_operation_gives_the_same_by_hand_in_four_ways_and_as_dataflow";
+        crate::stand_in::again_as_ptx(&[ALL], &[]);
+    }
+
     /// Both compute what they say: all components of a matrix leave nothing of it, and groups add up to everything.
     #[test]
     fn pca_and_group_by_are_right() {
