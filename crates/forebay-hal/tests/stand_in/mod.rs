@@ -1,6 +1,6 @@
 //! The stand-in for NVIDIA's driver and compiler (`cuda.cpp` beside this file), for tests on machines without a GPU; and one
 //! for an OpenCL loader (`opencl.cpp`), which only shows devices. With NVIDIA's own compiler beside it, which needs no GPU, it
-//! runs what that makes for GPUs, warp by warp (`ptx.h`, `lanes.h`).
+//! runs what that makes for GPUs, warp by warp (`ptx/`).
 //! Shared by the tests of several crates by path.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -22,7 +22,15 @@ pub fn build() -> Option<&'static Path> {
             ("cuda.cpp", include_str!("cuda.cpp"), "libcuda.so.1"),
             ("opencl.cpp", include_str!("opencl.cpp"), OPENCL),
         ];
-        const HEADERS: [(&str, &str); 2] = [("ptx.h", include_str!("ptx.h")), ("lanes.h", include_str!("lanes.h"))];
+        const HEADERS: [(&str, &str); 7] = [
+            ("nvrtc.h", include_str!("nvrtc.h")),
+            ("ptx/program.h", include_str!("ptx/program.h")),
+            ("ptx/values.h", include_str!("ptx/values.h")),
+            ("ptx/lanes.h", include_str!("ptx/lanes.h")),
+            ("ptx/meet.h", include_str!("ptx/meet.h")),
+            ("ptx/one.h", include_str!("ptx/one.h")),
+            ("ptx/weak.h", include_str!("ptx/weak.h")),
+        ];
         const FLAGS: [&str; 6] = ["-std=c++17", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread"];
         let exe = std::env::current_exe().ok()?;
         let mut hash = DefaultHasher::new();
@@ -34,7 +42,7 @@ pub fn build() -> Option<&'static Path> {
         }
         // Made elsewhere and moved: test programs may come here at the same time.
         let own = exe.with_file_name(format!("stand-in-of-{}", std::process::id()));
-        std::fs::create_dir_all(&own).ok()?;
+        std::fs::create_dir_all(own.join("ptx")).ok()?;
         for (name, text) in HEADERS {
             std::fs::write(own.join(name), text).ok()?;
         }
@@ -118,7 +126,7 @@ pub fn as_ptx() -> Option<[(&'static str, String); 2]> {
     if nvrtc.is_none() {
         eprintln!("skipped: FOREBAY_NVRTC does not say where NVIDIA's compiler is (pip install nvidia-cuda-nvrtc)");
     }
-    Some([("FOREBAY_NVRTC", nvrtc?), ("STAND_IN_PTX", "1".into())])
+    Some([("FOREBAY_NVRTC", nvrtc?), ("STAND_IN_PTX", "99".into())])
 }
 
 /// Runs tests of this binary once more each, on the stand-in as it runs what NVIDIA's compiler makes, with these variables.
