@@ -82,8 +82,10 @@ FB_DEVICE void fb_aim_waiting(Grid *g, const Own *o, Look *l) {
   }
 }
 
-// All that there is to see, at once: a load for all lanes, so that of a slot's words they see the same time.
+// All that there is to see, at once: a load for all lanes, so that of a slot's words they see the same time. Lanes that came
+// apart before (who aims where is a branch) are together again first: that compilers see to it is a habit of theirs, no promise.
 FB_DEVICE void fb_look(Look *l) {
+  fb_together();
   for (u32 part = 0; part < FB_PARTS; part++) {
     const u32 i = part * FB_WARP + fb_in_crew(), ring = i >= FB_SEES_URGENT;
     const bool beside = i < FB_STOP_AT && i != fb_first_place(ring) && (l->whole >> ring & 1);

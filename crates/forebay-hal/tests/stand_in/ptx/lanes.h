@@ -9,6 +9,7 @@
 
 #include <sched.h>
 #include <unistd.h>
+#include <immintrin.h>
 #include <x86intrin.h>
 
 #include <algorithm>
@@ -139,6 +140,9 @@ class Launched {
   const bool weak_ = !getenv("STAND_IN_STRONG");
   // How long what is stored may stay where it is: a kernel is quick about it, or slow.
   unsigned patience_ = 4;
+  // What the lanes that are at an instruction together have read for it: of 32 bytes they see one time. And when they awake.
+  std::vector<std::pair<u64, Sector>> at_once_;
+  std::chrono::steady_clock::time_point awake_{};
 
   u64 lot() {
     random_ ^= random_ << 13;
@@ -250,6 +254,8 @@ class Launched {
       default: break;
     }
     if (quick(b, i, group, size)) return true;
+    at_once_.clear();
+    awake_ = {};
     bool same = true;
     uint32_t to = ~0u;
     for (unsigned k = 0; k < size; k++) {
@@ -342,6 +348,8 @@ class Launched {
   char* place(const Block& b, Lane& l, const Instruction& i, u64 at, size_t n);
 
   static u64 fetch(const char* p, unsigned bytes);
+  u64 at_once(const char* p, unsigned bytes);
+  static Sector fetch_sector(u64 sector);
   static void put(char* p, u64 v, unsigned bytes);
   static bool change(char* p, u64& is, u64 v, unsigned bytes);
 

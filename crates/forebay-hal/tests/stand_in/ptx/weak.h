@@ -59,16 +59,13 @@ inline u64 Launched::load(Block& b, Lane& l, const Instruction& i, const char* p
     v = fetch(p, bytes);
   } else if (i.strong) {
     b.seen.erase((u64)p / 32);
-    v = fetch(p, bytes);
+    v = at_once(p, bytes);
   } else {
     auto& from = i.kept ? b.kept : b.seen;
     if (from.size() > 4096) from.clear();
     auto at = from.find((u64)p / 32);
     if (at == from.end()) {
-      Sector s;
-      const char* whole = (const char*)((u64)p & ~u64(31));
-      for (unsigned k = 0; k < 4; k++) s.v[k] = fetch(whole + 8 * k, 8);
-      at = from.emplace((u64)p / 32, s).first;
+      at = from.emplace((u64)p / 32, fetch_sector((u64)p / 32)).first;
     }
     memcpy(&v, (const char*)at->second.v + ((u64)p & 31), bytes);
     v = cut(v, bytes);
@@ -135,6 +132,24 @@ inline char* Launched::place(const Block& b, Lane& l, const Instruction& i, u64 
   if (!m_.may(p, n, k.first, k.end)) fail(FAULT_ADDRESS, i, b, l, "address " + hex(p) + " of " + std::to_string(n) + " bytes");
   known_[known_at_++ % 4] = k;
   return (char*)p;
+}
+
+// Those who read together read a sector once.
+inline u64 Launched::at_once(const char* p, unsigned bytes) {
+  const u64 sector = (u64)p / 32;
+  auto at = std::find_if(at_once_.begin(), at_once_.end(), [=](auto& s) { return s.first == sector; });
+  if (at == at_once_.end()) at = at_once_.insert(at, {sector, fetch_sector(sector)});
+  u64 v;
+  memcpy(&v, (const char*)at->second.v + ((u64)p & 31), bytes);
+  return cut(v, bytes);
+}
+
+// All of it at one time, as far as the host's processor can: there is none without AVX that this runs on in earnest.
+__attribute__((target("avx"))) inline Launched::Sector Launched::fetch_sector(u64 sector) {
+  Sector s;
+  _mm256_storeu_si256((__m256i*)s.v, _mm256_load_si256((const __m256i*)(sector * 32)));
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  return s;
 }
 
 inline u64 Launched::fetch(const char* p, unsigned bytes) {
