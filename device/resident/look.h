@@ -140,6 +140,18 @@ FB_DEVICE u32 fb_in_row(const Look *l, u64 marks, u32 ring) {
   return in_row == 0 ? 1 : in_row;
 }
 
+// What a place of a slot says of its task, but for root and fuel: the first one has the last word.
+FB_DEVICE void fb_put_seen(Task *t, u32 place, u64 word) {
+  static_assert(FB_OFFSET(Slot, first) == 0 && FB_OFFSET(Slot, args) == 16 && FB_OFFSET(Slot, count) == 48, "words");
+  static_assert(FB_OFFSET(Task, first) == 8 && FB_OFFSET(Task, args) == 32 && FB_OFFSET(Task, count) == 16, "words");
+  if (place == 0) {
+    t->function = (u32)word & ~FB_SINGLE;
+    t->counted = FB_ALONE;
+  } else {
+    ((u64 *)t)[place == 1 ? 1 : place == 7 ? 2 : place + 1] = word;
+  }
+}
+
 // Takes `n` filled slots from a ring's head, unless another block was first: they become roots and their first tasks, on
 // top of what the block has. What the lanes of a warp read at the same time of 32 bytes that were written at once, is of one
 // time, so that of a slot that is seen whole each half is old or new; and what a lane reads behind what tells that a half is
@@ -150,33 +162,34 @@ FB_DEVICE bool fb_receive(Context *c, const Look *l, u32 ring, u32 n) {
   const u32 ticket = o->next[ring], first = fb_first_place(ring);
   const bool keeps = fb_keeps(o, ring);
   const bool whole = l->whole >> ring & 1;
-  u64 words[FB_LAST_WORD];
-  for (u32 k = 0; k < FB_LAST_WORD && whole; k++) words[k] = fb_seen(l, first + 1 + k);
+  // Of which places the lanes have the words that say root and fuel.
+  const u32 begin = whole ? first + 1 + FB_ROUND_WORD : first;
   // Read before they are taken, by the lane that saw that they are filled: once they are, the host may fill them again. What
   // is above the block's tasks is nothing if another one takes them.
   u32 root[FB_PARTS], fuel[FB_PARTS];
   bool there = true;
   for (u32 part = 0; part < FB_PARTS; part++) {
     const u32 i = part * FB_WARP + fb_in_crew();
-    if (i < first || i >= first + n) continue;
+    if (whole && i >= first && i < first + FB_WORDS && i != begin) fb_put_seen(&o->tasks[o->count], i - first, l->word[part]);
+    if (i < begin || i >= begin + n) continue;
+    // The first one on top.
+    Task *t = &o->tasks[o->count + (n - 1 - (i - begin))];
+    u64 round = l->word[part];
     if (!whole) {
       const u64 *slot = fb_slot(g, ring, ticket + (i - first));
-      words[FB_ROUND_WORD] = fb_peek64_sys(&slot[FB_ROUND_WORD]);
+      u64 words[FB_LAST_WORD];
+      round = words[FB_ROUND_WORD] = fb_peek64_sys(&slot[FB_ROUND_WORD]);
       for (u32 k = 0; k < FB_LAST_WORD; k++)
         if (k != FB_ROUND_WORD) words[k] = fb_peek64_sys(&slot[k]);
+      fb_put_seen(t, 0, l->word[part]);
+      for (u32 k = 0; k < FB_LAST_WORD; k++)
+        if (k != FB_ROUND_WORD) fb_put_seen(t, k + 1, words[k]);
     }
-    there &= fb_is_round(g, ring, ticket + (i - first), words[FB_ROUND_WORD]);
-    fuel[part] = (u32)words[FB_ROUND_WORD];
-    root[part] = (u32)(words[FB_ROUND_WORD] >> 32) & ((1u << FB_ROOT_BITS) - 1);
-    // The first one on top.
-    Task *t = &o->tasks[o->count + (n - 1 - (i - first))];
-    t->function = (u32)l->word[part] & ~FB_SINGLE;
+    there &= fb_is_round(g, ring, ticket + (i - begin), round);
+    fuel[part] = (u32)round;
+    root[part] = (u32)(round >> 32) & ((1u << FB_ROOT_BITS) - 1);
     t->root = root[part];
-    t->first = words[0];
-    t->count = words[6];
     t->priority = fuel[part] ? ring | FB_LIMITED : ring;
-    t->counted = FB_ALONE;
-    for (u32 k = 0; k < 4; k++) ((u64 *)t->args)[k] = words[2 + k];
   }
   fb_together();
   // The other half of a slot whose last word is there is on its way.
@@ -192,11 +205,11 @@ FB_DEVICE bool fb_receive(Context *c, const Look *l, u32 ring, u32 n) {
   const bool ours = head == is;
   for (u32 part = 0; part < FB_PARTS && ours; part++) {
     const u32 i = part * FB_WARP + fb_in_crew();
-    if (i < first || i >= first + n) continue;
+    if (i < begin || i >= begin + n) continue;
     Root *to = &g->roots[root[part]];
     to->status = 0;
     to->fuel = fuel[part];
-    to->seq = ticket + (i - first) + 1;
+    to->seq = ticket + (i - begin) + 1;
     for (u32 k = 0; k < 10; k++) to->result[k] = 0;
   }
   fb_together();

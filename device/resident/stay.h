@@ -146,9 +146,11 @@ FB_DEVICE bool fb_find(Context *c) {
     const int idle = (int)(u32)fb_seen(&l, FB_IDLE_AT);
     bool moved = false;
     for (u32 i = 0; i < 2; i++) moved |= !fb_keeps(o, i) && heads[i] != fb_head_word(o->next[i], o->keeper[i]);
+    const int others = idle - (o->idle ? 1 : 0);
+    const bool news = moved || stop != known || o->others_idle != (others > 0 ? (u32)others : 0);
     // Nobody still reads what is changed next: what lanes tell each other orders nothing else.
     fb_together();
-    if (fb_in_crew() == 0) {
+    if (news && fb_in_crew() == 0) {
       // Those who may not look there hear from those who may.
       if (g->limited && permitted && stop != known) fb_note(&g->state->stop, stop);
       o->stop = stop;
@@ -157,10 +159,9 @@ FB_DEVICE bool fb_find(Context *c) {
         o->next[i] = (u32)heads[i];
         o->keeper[i] = (u32)(heads[i] >> 32);
       }
-      const int others = idle - (o->idle ? 1 : 0);
       o->others_idle = others > 0 ? (u32)others : 0;
     }
-    fb_together();
+    if (news) fb_together();
     if (stop == FB_STOP_NOW) return false;
     if ((marks != 0 || o->count > 0) && fb_take_seen(c, &l, marks)) {
       if (fb_in_crew() == 0) fb_wait_no_more(c);
@@ -368,8 +369,14 @@ FB_DEVICE void fb_do(Context *c, const Task *t) {
 // The task on top, for all lanes of the block; false when it is not to be run.
 FB_DEVICE bool fb_take_single(Context *c, Shared *s) {
   Task *t = &s->tasks[0];
+  // A word for each lane, as far as there are so many.
+  if (fb_lane() < FB_WARP) {
+    const u64 *top = (const u64 *)&s->own.tasks[s->own.count - 1];
+    for (u32 k = fb_in_crew(); k < sizeof *t / 8; k += FB_WARP) ((u64 *)t)[k] = top[k];
+    fb_together();
+  }
   if (fb_lane() == 0) {
-    *t = s->own.tasks[--s->own.count];
+    s->own.count--;
     s->run = fb_begin_single(c, t, &s->deal);
   }
   fb_barrier();
