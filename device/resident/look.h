@@ -23,6 +23,8 @@ struct Look {
   const u64 *at[FB_PARTS];
   u64 word[FB_PARTS];
   u32 whole;
+  // What this lane's word has above these bits once there is something to take in a ring that is kept.
+  u32 expected, bits;
 };
 
 FB_DEVICE u32 fb_first_place(u32 ring) { return ring == 0 ? 0 : FB_SEES_URGENT; }
@@ -79,6 +81,16 @@ FB_DEVICE void fb_aim_waiting(Grid *g, const Own *o, Look *l) {
     const u32 i = part * FB_WARP + fb_in_crew(), ring = i >= FB_SEES_URGENT;
     if (i >= FB_STOP_AT) continue;
     l->at[part] = fb_place_waiting(g, o, l->whole, ring, i - fb_first_place(ring));
+  }
+  const u32 ring = fb_in_crew() >= FB_SEES_URGENT, place = fb_in_crew() - fb_first_place(ring), ticket = o->next[ring];
+  const bool sees = fb_in_crew() < FB_STOP_AT && (l->whole >> ring & 1);
+  // A round has fewer bits than what no word has.
+  l->expected = FB_NONE;
+  l->bits = 32 + FB_ROOT_BITS;
+  if (sees && place == 1 + FB_ROUND_WORD) l->expected = fb_round(g, ring, ticket) >> FB_ROOT_BITS;
+  if (sees && place == 0) {
+    l->expected = ticket + 1;
+    l->bits = 32;
   }
 }
 
@@ -152,6 +164,18 @@ FB_DEVICE void fb_put_seen(Task *t, u32 place, u64 word) {
   }
 }
 
+// The rest, and the task's root, from the word that says which one and how much fuel it has.
+FB_DEVICE void fb_begin_root(Grid *g, Task *t, u64 word, u32 ring, u32 ticket) {
+  const u32 root = (u32)(word >> 32) & ((1u << FB_ROOT_BITS) - 1), fuel = (u32)word;
+  t->root = root;
+  t->priority = fuel ? ring | FB_LIMITED : ring;
+  Root *to = &g->roots[root];
+  to->status = 0;
+  to->fuel = fuel;
+  to->seq = ticket + 1;
+  for (u32 k = 0; k < 10; k++) to->result[k] = 0;
+}
+
 // Takes `n` filled slots from a ring's head, unless another block was first: they become roots and their first tasks, on
 // top of what the block has. What the lanes of a warp read at the same time of 32 bytes that were written at once, is of one
 // time, so that of a slot that is seen whole each half is old or new; and what a lane reads behind what tells that a half is
@@ -220,6 +244,40 @@ FB_DEVICE bool fb_receive(Context *c, const Look *l, u32 ring, u32 n) {
   }
   fb_together();
   return ours;
+}
+
+// The ring that the block keeps and in whose first slot there is a whole task now; FB_NONE if there is none, or anything else
+// to be done first. Behind fb_aim_waiting.
+FB_DEVICE u32 fb_come(const Look *l) {
+  if (FB_PARTS != 1 || l->whole == 0) return FB_NONE;
+  const u32 i = fb_in_crew(), low = (u32)l->word[0];
+  const bool other = i == FB_STOP_AT ? low != 0 : i > FB_STOP_AT && i < FB_IDLE_AT && (int)low > 0;
+  const u32 votes = fb_votes(other || (i < FB_STOP_AT && (u32)(l->word[0] >> l->bits) == l->expected));
+  const u32 both = 1 | 1u << (1 + FB_ROUND_WORD);
+  if (votes >> FB_STOP_AT) return FB_NONE;
+  if ((votes & both) == both) return 0;
+  return (votes >> FB_SEES_URGENT & both) == both ? 1 : FB_NONE;
+}
+
+// Takes what has come there: a root and its first task, the block's only one. As fb_receive, without what is known here: that
+// it is one task, and its own to take.
+FB_DEVICE void fb_receive_kept(Context *c, const Look *l, u32 ring) {
+  Grid *g = c->grid;
+  Own *o = c->own;
+  const u32 ticket = o->next[ring], place = fb_in_crew() - fb_first_place(ring);
+  Task *t = &o->tasks[o->count];
+  if (fb_in_crew() >= fb_first_place(ring) && place < FB_WORDS) {
+    if (place != 1 + FB_ROUND_WORD) fb_put_seen(t, place, l->word[0]);
+    else fb_begin_root(g, t, l->word[0], ring, ticket);
+  }
+  fb_together();
+  if (fb_in_crew() == 0) {
+    // As ever, what is given back is given back behind what was read.
+    fb_mark64(fb_head(g, ring), fb_head_word(ticket + 1, 0));
+    o->next[ring] = ticket + 1;
+    o->keeper[ring] = 0;
+    o->count++;
+  }
 }
 
 // The block waits, and keeps a ring that is nobody's and has nothing: whatever comes is its own to take, at once.

@@ -140,6 +140,13 @@ FB_DEVICE bool fb_find(Context *c) {
   fb_aim(g, o, &l);
   fb_look(&l);
   for (u32 round = 0;;) {
+    const u32 come = fb_come(&l);
+    if (come != FB_NONE) {
+      fb_receive_kept(c, &l, come);
+      if (fb_in_crew() == 0) fb_wait_no_more(c);
+      fb_together();
+      return true;
+    }
     const u64 heads[2] = {fb_seen(&l, FB_HEADS_AT), fb_seen(&l, FB_HEADS_AT + 1)}, marks = fb_marks(o, &l, heads);
     const u32 known = o->stop, stop = marks >> FB_STOP_AT & 1 ? (u32)fb_seen(&l, FB_STOP_AT) : 0;
     const bool permitted = o->permitted;
