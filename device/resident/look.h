@@ -84,11 +84,12 @@ FB_DEVICE void fb_aim_waiting(Grid *g, const Own *o, Look *l) {
   }
   const u32 ring = fb_in_crew() >= FB_SEES_URGENT, place = fb_in_crew() - fb_first_place(ring), ticket = o->next[ring];
   const bool sees = fb_in_crew() < FB_STOP_AT && (l->whole >> ring & 1);
+  const bool urgent = fb_in_crew() == fb_first_place(0);
   // A round has fewer bits than what no word has.
   l->expected = FB_NONE;
   l->bits = 32 + FB_ROOT_BITS;
   if (sees && place == 1 + FB_ROUND_WORD) l->expected = fb_round(g, ring, ticket) >> FB_ROOT_BITS;
-  if (sees && place == 0) {
+  if ((sees && place == 0) || urgent) {
     l->expected = ticket + 1;
     l->bits = 32;
   }
@@ -256,6 +257,8 @@ FB_DEVICE u32 fb_come(const Look *l) {
   const u32 both = 1 | 1u << (1 + FB_ROUND_WORD);
   if (votes >> FB_STOP_AT) return FB_NONE;
   if ((votes & both) == both) return 0;
+  // What is urgent is not the block's alone, or not there as a whole.
+  if (votes & 1) return FB_NONE;
   return (votes >> FB_SEES_URGENT & both) == both ? 1 : FB_NONE;
 }
 

@@ -379,7 +379,9 @@ FB_DEVICE bool fb_take_single(Context *c, Shared *s) {
   // A word for each lane, as far as there are so many.
   if (fb_lane() < FB_WARP) {
     const u64 *top = (const u64 *)&s->own.tasks[s->own.count - 1];
-    for (u32 k = fb_in_crew(); k < sizeof *t / 8; k += FB_WARP) ((u64 *)t)[k] = top[k];
+    const u32 words = sizeof *t / 8, lane = fb_in_crew();
+    if (lane < words) ((u64 *)t)[lane] = top[lane];
+    for (u32 k = lane + FB_WARP; FB_WARP < words && k < words; k += FB_WARP) ((u64 *)t)[k] = top[k];
     fb_together();
   }
   if (fb_lane() == 0) {
