@@ -161,18 +161,21 @@ FB_DEVICE void fb_put_seen(Task *t, u32 place, u64 word) {
     t->function = (u32)word & ~FB_SINGLE;
     t->counted = FB_ALONE;
   } else {
-    ((u64 *)t)[place == 1 ? 1 : place == 7 ? 2 : place + 1] = word;
+    ((u64 *)t)[place == 1 ? 1 : place == FB_WORDS - 1 ? 2 : place + 1] = word;
   }
 }
 
-// The rest, and the task's root, from the word that says which one and how much fuel it has.
-FB_DEVICE void fb_begin_root(Grid *g, Task *t, u64 word, u32 ring, u32 ticket) {
-  const u32 root = (u32)(word >> 32) & ((1u << FB_ROOT_BITS) - 1), fuel = (u32)word;
-  t->root = root;
-  t->priority = fuel ? ring | FB_LIMITED : ring;
-  Root *to = &g->roots[root];
+// The rest, from the word that says which root it has and how much fuel.
+FB_DEVICE void fb_put_round(Task *t, u32 ring, u64 word) {
+  t->root = (u32)(word >> 32) & ((1u << FB_ROOT_BITS) - 1);
+  t->priority = (u32)word ? ring | FB_LIMITED : ring;
+}
+
+// The root of a ticket's task begins.
+FB_DEVICE void fb_begin_root(Grid *g, u64 word, u32 ticket) {
+  Root *to = &g->roots[(u32)(word >> 32) & ((1u << FB_ROOT_BITS) - 1)];
   to->status = 0;
-  to->fuel = fuel;
+  to->fuel = (u32)word;
   to->seq = ticket + 1;
   for (u32 k = 0; k < 10; k++) to->result[k] = 0;
 }
@@ -187,11 +190,11 @@ FB_DEVICE bool fb_receive(Context *c, const Look *l, u32 ring, u32 n) {
   const u32 ticket = o->next[ring], first = fb_first_place(ring);
   const bool keeps = fb_keeps(o, ring);
   const bool whole = l->whole >> ring & 1;
-  // Of which places the lanes have the words that say root and fuel.
+  // Of which places the lanes have the words that say root and fuel. (A slot that is seen whole is the only one.)
   const u32 begin = whole ? first + 1 + FB_ROUND_WORD : first;
   // Read before they are taken, by the lane that saw that they are filled: once they are, the host may fill them again. What
   // is above the block's tasks is nothing if another one takes them.
-  u32 root[FB_PARTS], fuel[FB_PARTS];
+  u64 rounds[FB_PARTS];
   bool there = true;
   for (u32 part = 0; part < FB_PARTS; part++) {
     const u32 i = part * FB_WARP + fb_in_crew();
@@ -199,7 +202,8 @@ FB_DEVICE bool fb_receive(Context *c, const Look *l, u32 ring, u32 n) {
     if (i < begin || i >= begin + n) continue;
     // The first one on top.
     Task *t = &o->tasks[o->count + (n - 1 - (i - begin))];
-    u64 round = l->word[part];
+    u64 &round = rounds[part];
+    round = l->word[part];
     if (!whole) {
       const u64 *slot = fb_slot(g, ring, ticket + (i - first));
       u64 words[FB_LAST_WORD];
@@ -211,10 +215,7 @@ FB_DEVICE bool fb_receive(Context *c, const Look *l, u32 ring, u32 n) {
         if (k != FB_ROUND_WORD) fb_put_seen(t, k + 1, words[k]);
     }
     there &= fb_is_round(g, ring, ticket + (i - begin), round);
-    fuel[part] = (u32)round;
-    root[part] = (u32)(round >> 32) & ((1u << FB_ROOT_BITS) - 1);
-    t->root = root[part];
-    t->priority = fuel[part] ? ring | FB_LIMITED : ring;
+    fb_put_round(t, ring, round);
   }
   fb_together();
   // The other half of a slot whose last word is there is on its way.
@@ -231,11 +232,7 @@ FB_DEVICE bool fb_receive(Context *c, const Look *l, u32 ring, u32 n) {
   for (u32 part = 0; part < FB_PARTS && ours; part++) {
     const u32 i = part * FB_WARP + fb_in_crew();
     if (i < begin || i >= begin + n) continue;
-    Root *to = &g->roots[root[part]];
-    to->status = 0;
-    to->fuel = fuel[part];
-    to->seq = ticket + (i - begin) + 1;
-    for (u32 k = 0; k < 10; k++) to->result[k] = 0;
+    fb_begin_root(g, rounds[part], ticket + (i - begin));
   }
   fb_together();
   if (fb_in_crew() == 0) {
@@ -270,8 +267,12 @@ FB_DEVICE void fb_receive_kept(Context *c, const Look *l, u32 ring) {
   const u32 ticket = o->next[ring], place = fb_in_crew() - fb_first_place(ring);
   Task *t = &o->tasks[o->count];
   if (fb_in_crew() >= fb_first_place(ring) && place < FB_WORDS) {
-    if (place != 1 + FB_ROUND_WORD) fb_put_seen(t, place, l->word[0]);
-    else fb_begin_root(g, t, l->word[0], ring, ticket);
+    if (place != 1 + FB_ROUND_WORD) {
+      fb_put_seen(t, place, l->word[0]);
+    } else {
+      fb_put_round(t, ring, l->word[0]);
+      fb_begin_root(g, l->word[0], ticket);
+    }
   }
   fb_together();
   if (fb_in_crew() == 0) {

@@ -4,7 +4,10 @@
 // barrier at which not everybody arrives.
 // Memory is as weak as PTX lets it be, where that can be played: what a lane stores stays its own until it says otherwise or for
 // a while that is drawn by lot, in any order; what it loads as nobody else's may be what its block saw there before, until it
-// asks for what others did; and what it says never changes is read once. Loads are not brought forward.
+// asks for what others did; and what it says never changes is read once. Loads are not brought forward, and what is everybody's
+// everybody sees at the same time.
+// STAND_IN_SEED draws other lots, STAND_IN_STRONG has memory as the host has it, and STAND_IN_WEAKEN=st.release, say, takes order
+// away from all instructions that begin so: for whoever wants to know what tests notice.
 #pragma once
 
 #include <sched.h>
@@ -350,6 +353,7 @@ class Launched {
   static u64 fetch(const char* p, unsigned bytes);
   u64 at_once(const char* p, unsigned bytes);
   static Sector fetch_sector(u64 sector);
+  static Sector fetch_whole(u64 sector);
   static void put(char* p, u64 v, unsigned bytes);
   static bool change(char* p, u64& is, u64 v, unsigned bytes);
 

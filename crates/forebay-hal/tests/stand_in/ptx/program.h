@@ -494,7 +494,8 @@ inline void Parser::words(Instruction& i, const std::vector<std::string>& w) {
       {"and", Sub::and_}, {"or", Sub::or_}, {"xor", Sub::xor_}, {"exch", Sub::exch}, {"cas", Sub::cas}, {"inc", Sub::inc},
       {"dec", Sub::dec}, {"any", Sub::any}, {"all", Sub::all}, {"ballot", Sub::ballot}, {"idx", Sub::idx}, {"bfly", Sub::bfly},
       {"up", Sub::up}, {"down", Sub::down}, {"l", Sub::left}, {"r", Sub::right}};
-  static const std::vector<std::string> KNOWN = {"weak", "gpu", "sys", "gl", "sync", "aligned", "rn", "rz", "rni", "rmi", "rpi", "ftz", "approx", "full", "b4e", "ca", "cg", "cs", "cv", "wb", "wt"};
+  static const std::vector<std::string> KNOWN = {"weak", "gpu", "sys", "gl", "sync", "aligned", "rn", "ftz", "approx", "full",
+      "ca", "cg", "cs", "cv", "wb", "wt"};
   auto op = OPS.find(w[0]);
   if (op == OPS.end()) refuse("instruction " + w[0]);
   i.op = op->second;
@@ -516,11 +517,11 @@ inline void Parser::words(Instruction& i, const std::vector<std::string>& w) {
       i.wide = true;
     } else if (w[k] == "wrap" || w[k] == "clamp") {
       i.wraps = w[k] == "wrap";
-    } else if (w[k] == "sat") {
+    } else if (w[k] == "sat" && i.op == Op::cvt) {
       i.sat = true;
     } else if (w[k] == "rzi") {
       i.toward_zero = true;
-    } else if (w[k] == "rm") {
+    } else if (w[k] == "rm" && i.op == Op::fma && w.back() == "f32") {
       i.down = true;
     } else if (w[k] == "to") {
       i.to = true;

@@ -144,11 +144,19 @@ inline u64 Launched::at_once(const char* p, unsigned bytes) {
   return cut(v, bytes);
 }
 
-// All of it at one time, as far as the host's processor can: there is none without AVX that this runs on in earnest.
-__attribute__((target("avx"))) inline Launched::Sector Launched::fetch_sector(u64 sector) {
+__attribute__((target("avx"))) inline Launched::Sector Launched::fetch_whole(u64 sector) {
   Sector s;
   _mm256_storeu_si256((__m256i*)s.v, _mm256_load_si256((const __m256i*)(sector * 32)));
   std::atomic_signal_fence(std::memory_order_seq_cst);
+  return s;
+}
+
+// All of it at one time, as far as the host's processor can.
+inline Launched::Sector Launched::fetch_sector(u64 sector) {
+  static const bool can = __builtin_cpu_supports("avx");
+  if (can) return fetch_whole(sector);
+  Sector s;
+  for (unsigned k = 0; k < 4; k++) s.v[k] = fetch((const char*)(sector * 32) + 8 * k, 8);
   return s;
 }
 
