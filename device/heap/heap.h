@@ -15,8 +15,9 @@
 #define FB_CLASSES 40u
 #define FB_LARGEST_SLOT 32768u
 
-// Words that are looked at together: one takes as long as all of them.
+// Words that are looked at together: one takes as long as all of them. They lie in one page.
 #define FB_SEEN 8u
+#define FB_NO_WORD 0xFFFFFFFFu
 // The rank of a lane that has its slot: far behind all others, whatever is taken from it.
 #define FB_SERVED 0xFFFFFFFFu
 
@@ -154,29 +155,39 @@ FB_DEVICE u32 fb_claim(Heap *h, u32 word, u64 seen, u32 c, u32 want, u32 turn) {
 // Slots that were taken: their word, and bits of it. 0 is none.
 FB_DEVICE u64 fb_taken(u32 word, u32 bits) { return bits ? (u64)word << 32 | bits : 0; }
 
-// Which of the FB_SEEN words from `first` on have slots that are free. All are on their way before one is looked at.
-FB_DEVICE u32 fb_some(Heap *h, u32 first) {
-  u32 seen[FB_SEEN], some = 0;
-  for (u32 j = 0; j < FB_SEEN; j++) seen[j] = (u32)fb_peek64(fb_word(h, first + j));
-  for (u32 j = 0; j < FB_SEEN; j++) some |= (seen[j] != 0) << j;
-  return some;
+// Takes up to `want` slots from one of the FB_SEEN words from `base` on, rather from number `from` of them or one behind it.
+FB_DEVICE u64 fb_claim_near(Heap *h, u32 base, u32 from, u32 c, u32 want, u32 turn) {
+  u64 *words = fb_word(h, base), seen[FB_SEEN], word = 0;
+  // All are on their way before one is looked at. (None is chosen by its number: then all would go to memory first.)
+  for (u32 j = 0; j < FB_SEEN; j++) seen[j] = fb_peek64(words + j);
+  u32 k = FB_SEEN, some = 0;
+  for (u32 j = FB_SEEN; j-- > 0;) {
+    const bool is = (u32)seen[j] != 0, better = is && (j >= from || k == FB_SEEN || k < from);
+    some |= is << j;
+    word = better ? seen[j] : word;
+    k = better ? j : k;
+  }
+  while (some) {
+    const u32 got = fb_claim(h, base + k, word, c, want, turn);
+    if (got) return fb_taken(base + k, got);
+    // Somebody was quicker.
+    some &= ~(1u << k);
+    const u32 later = some >> from << from;
+    k = fb_lowest(later ? later : some);
+    if (some) word = fb_peek64(words + k);
+  }
+  return 0;
 }
 
 // Takes up to `want` slots from anywhere in a page, from the word `from` or near it on.
 FB_DEVICE u64 fb_claim_in(Heap *h, u32 p, u32 c, u32 want, u32 from, u32 turn) {
   const u32 groups = (fb_class_words(c) + FB_SEEN - 1) / FB_SEEN, first = from % FB_PAGE_WORDS / FB_SEEN;
+  // A full page is left at once.
   const u32 used = fb_peek(&fb_page(h, p)->used);
   for (u32 i = 0; i < groups; i++) {
     // Words behind the last one of the class have no slots.
-    const u32 base = p * FB_PAGE_WORDS + (first + i) % groups * FB_SEEN;
-    u32 some = fb_some(h, base);
-    if (used >= fb_class_slots(c)) return 0;
-    while (some) {
-      const u32 later = some >> from % FB_SEEN << from % FB_SEEN, k = fb_lowest(later ? later : some);
-      const u32 got = fb_claim(h, base + k, fb_peek64(fb_word(h, base + k)), c, want, turn);
-      if (got) return fb_taken(base + k, got);
-      some &= ~(1u << k);
-    }
+    const u64 got = fb_claim_near(h, p * FB_PAGE_WORDS + (first + i) % groups * FB_SEEN, from % FB_SEEN, c, want, turn);
+    if (got || used >= fb_class_slots(c)) return got;
   }
   return 0;
 }
@@ -300,10 +311,18 @@ FB_DEVICE u64 fb_take_elsewhere(Heap *h, u32 c, u32 want, u32 last) {
 
 // Takes up to `want` slots (1 to 32) of class c; 0 when there are none.
 FB_DEVICE u64 fb_take_slots(Heap *h, u32 c, u32 want) {
-  const u32 hinted = fb_peek(&fb_kept(&h->hints)[fb_place(h, c)]);
-  u32 got = 0;
-  if (hinted) got = fb_claim(h, hinted - 1, fb_peek64(fb_word(h, hinted - 1)), c, want, fb_turn());
-  return got ? fb_taken(hinted - 1, got) : fb_take_elsewhere(h, c, want, hinted - 1);
+  u32 *hint = &fb_kept(&h->hints)[fb_place(h, c)];
+  const u32 last = fb_peek(hint) - 1, turn = fb_turn();
+  if (last == FB_NO_WORD) return fb_take_elsewhere(h, c, want, last);
+  const u64 seen = fb_peek64(fb_word(h, last));
+  u64 got = fb_taken(last, fb_claim(h, last, seen, c, want, turn));
+  if (got == 0) got = fb_claim_near(h, last / FB_SEEN * FB_SEEN, last % FB_SEEN, c, want, turn);
+  if (got == 0) return fb_take_elsewhere(h, c, want, last);
+  const u32 word = (u32)(got >> 32);
+  // Where this one is used up, the next one is looked at.
+  if (word != last) fb_mark(hint, word + 1);
+  else if ((u32)got == (u32)seen && (last + 1) % FB_PAGE_WORDS != 0) fb_mark(hint, last + 2);
+  return got;
 }
 
 FB_DEVICE void *fb_slot(Heap *h, u32 word, u32 c, u32 bit) {
