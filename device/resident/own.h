@@ -80,6 +80,8 @@ struct Context {
   Task *self;
   // Of a task for each item: the first one for this lane (or warp), and how many further the next one is.
   u64 item, items;
+  // Only this lane has something to do (fb_goes_on).
+  bool one_lane;
 };
 
 // Arguments as a task has them, with nothing behind them. In words, as nearly all come.
@@ -90,7 +92,7 @@ FB_DEVICE void fb_put_args(Task *t, const void *args, u32 bytes) {
     u64 word = 0;
     if (i + 8 <= all) memcpy(&word, from + i, 8);
     else for (u32 k = i; k < all; k++) word |= (u64)from[k] << (k - i) * 8;
-    memcpy(t->args + i, &word, 8);
+    ((u64 *)t->args)[i / 8] = word;
   }
 }
 
@@ -99,14 +101,14 @@ FB_DEVICE bool fb_keep(Context *c, const Task *t) {
   Own *o = c->own;
   u32 at = fb_here_add(&o->count, 1);
   if (at < FB_LOCAL) {
-    o->tasks[at] = *t;
+    fb_copy(&o->tasks[at], t);
     return true;
   }
   fb_here_add(&o->count, (u32)-1);
   const u32 room = c->grid->aside_size;
   at = fb_here_add(&o->spilled, 1);
   if (at < room) {
-    c->grid->aside[(u64)c->block * room + at] = *t;
+    fb_copy(&c->grid->aside[(u64)c->block * room + at], t);
     return true;
   }
   fb_here_add(&o->spilled, (u32)-1);
@@ -119,7 +121,7 @@ FB_DEVICE void fb_refill(Context *c) {
   if (o->count >= FB_LOW || o->spilled == 0) return;
   const u32 half = FB_LOCAL / 2, n = o->spilled < half ? o->spilled : half;
   const Task *from = c->grid->aside + (u64)c->block * c->grid->aside_size + (o->spilled - n);
-  for (u32 i = fb_in_crew(); i < n; i += FB_WARP) o->tasks[o->count + i] = from[i];
+  for (u32 i = fb_in_crew(); i < n; i += FB_WARP) fb_copy(&o->tasks[o->count + i], &from[i]);
   fb_together();
   if (fb_in_crew() == 0) {
     o->count += n;

@@ -11,6 +11,13 @@
 // 4. What was put is announced in `count` after it is in its cell.
 #pragma once
 
+// A task as its words: compilers copy its arguments byte by byte.
+FB_DEVICE void fb_copy(Task *to, const Task *from) {
+  u64 words[sizeof *to / 8];
+  for (u32 k = 0; k < sizeof *to / 8; k++) words[k] = ((const u64 *)from)[k];
+  for (u32 k = 0; k < sizeof *to / 8; k++) ((u64 *)to)[k] = words[k];
+}
+
 // Of n that one wants of what a word counts, so many as there are.
 FB_DEVICE u32 fb_obtain(u32 *word, u32 n) {
   const int there = (int)fb_add(word, 0u - n);
@@ -25,14 +32,14 @@ FB_DEVICE bool fb_reserve(Queue *q) { return fb_obtain(&q->space, 1) == 1; }
 FB_DEVICE void fb_put_at(Queue *q, u32 ticket, const Task *task) {
   Cell *c = &q->cells[ticket & (q->size - 1)];
   while (fb_load(&c->seq) != ticket) fb_relax();
-  c->task = *task;
+  fb_copy(&c->task, task);
   fb_store(&c->seq, ticket + 1);
 }
 
 FB_DEVICE void fb_take_at(Queue *q, u32 ticket, Task *to) {
   Cell *c = &q->cells[ticket & (q->size - 1)];
   while (fb_load(&c->seq) != ticket + 1) fb_relax();
-  *to = c->task;
+  fb_copy(to, &c->task);
   fb_store(&c->seq, ticket + q->size);
 }
 

@@ -348,6 +348,34 @@ FB_DEVICE void fb_enter(Grid *g, Own *o, u32 block) {
   }
 }
 
+// The task that the block's only lane has run has made another of the kind, and there is nothing else: it takes its place at
+// once, without the block's other lanes, whom it would have nothing for. Both are counted by the block, so that its count of
+// the root's tasks just goes down. Called by that lane. When it is time for a look around there is one, as ever.
+FB_DEVICE bool fb_goes_on(Context *c) {
+  if (!c->one_lane) return false;
+  Own *o = c->own;
+  Task *t = c->self;
+  // Its words: compilers copy structures byte by byte.
+  static_assert(FB_OFFSET(Task, root) == 4 && FB_OFFSET(Task, count) == 16 && FB_OFFSET(Task, counted) == 28, "words");
+  u64 next[sizeof *t / 8];
+  for (u32 k = 0; k < sizeof *t / 8; k++) next[k] = ((const u64 *)&o->tasks[0])[k];
+  const u32 count = o->count, spilled = o->spilled, left = o->held.left, before = t->function;
+  const u64 looked = o->looked, now = fb_cycles();
+  // All at once: a branch for each would take longer than what it saves.
+  const bool alone = (count == 1) & (spilled == 0) & (now != 0) & (now - looked < FB_DUE_CYCLES);
+  const bool alike = ((u32)(next[0] >> 32) == c->root) & (next[2] == 1) & (next[3] == ((u64)FB_HELD << 32 | c->priority));
+  if (!(alone & alike)) return false;
+  const u32 function = (u32)next[0];
+  if (function != before) {
+    if (fb_kind(function) != FB_BY_THREAD) return false;
+    fb_note(&c->grid->beats[c->block].function, function);
+  }
+  o->count = 0;
+  o->held.left = left - 1;
+  for (u32 k = 0; k < sizeof *t / 8; k++) ((u64 *)t)[k] = next[k];
+  return true;
+}
+
 // What a lane does of a task: the only place from which task functions are called, so that their code is there once.
 FB_DEVICE void fb_do(Context *c, const Task *t) {
   // The range of tasks that the host has submitted together: each item is one of them.
@@ -369,7 +397,7 @@ FB_DEVICE void fb_do(Context *c, const Task *t) {
     }
     const Task *now = each ? &one : t;
     if (!fb_call(now->function, c, now) && fb_lane() == 0) fb_fail(c->grid, c->root, FB_UNKNOWN_FUNCTION);
-    if (!each) return;
+    if (!each && !fb_goes_on(c)) return;
   }
 }
 
@@ -391,9 +419,11 @@ FB_DEVICE bool fb_take_single(Context *c, Shared *s) {
   fb_barrier();
   fb_turn_to(c, t);
   if (s->deal.parts > 0) fb_hand_out(c, t, &s->deal);
-  const bool by_warp = fb_kind(t->function) == FB_BY_WARP;
+  const u32 kind = fb_kind(t->function);
+  const bool by_warp = kind == FB_BY_WARP;
   c->item = by_warp ? fb_lane() / FB_WARP : fb_lane();
   c->items = by_warp ? fb_lanes() / FB_WARP : fb_lanes();
+  c->one_lane = fb_lane() == 0 && kind == FB_BY_THREAD && t->count == 1 && t->counted == FB_HELD && !(t->priority & FB_LIMITED);
   return s->run;
 }
 
@@ -405,7 +435,7 @@ FB_DEVICE bool fb_take_row(Context *c, Shared *s, u32 n) {
   if (lane > 0 && lane < n && !fb_fits(&o->tasks[top - lane], &o->tasks[top])) fb_here_min(&s->alike, lane);
   fb_barrier();
   n = s->alike;
-  if (lane < n) s->tasks[lane] = o->tasks[top - lane];
+  if (lane < n) fb_copy(&s->tasks[lane], &o->tasks[top - lane]);
   if (lane == 0) {
     o->count -= n;
     fb_begin(c, &s->tasks[0]);
@@ -420,6 +450,7 @@ FB_DEVICE bool fb_take_row(Context *c, Shared *s, u32 n) {
   fb_turn_to(c, &s->tasks[i]);
   c->item = 0;
   c->items = 1;
+  c->one_lane = false;
   return true;
 }
 
@@ -438,7 +469,7 @@ FB_DEVICE void fb_run(Context *c, Shared *s, u32 n) {
 }
 
 FB_DEVICE void fb_stay(const Grid *grid, u32 block, Shared *s) {
-  Context c = {&s->grid, block, 0, 0, &s->own, 0, 0, 1};
+  Context c = {&s->grid, block, 0, 0, &s->own, 0, 0, 1, false};
   if (fb_lane() == 0) {
     s->grid = *grid;
     fb_enter(&s->grid, &s->own, block);
