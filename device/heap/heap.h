@@ -172,9 +172,10 @@ FB_DEVICE u64 fb_claim_near(Heap *h, u32 base, u32 from, u32 c, u32 want, u32 tu
     if (got) return fb_taken(base + k, got);
     // Somebody was quicker.
     some &= ~(1u << k);
+    if (some == 0) return 0;
     const u32 later = some >> from << from;
     k = fb_lowest(later ? later : some);
-    if (some) word = fb_peek64(words + k);
+    word = fb_peek64(words + k);
   }
   return 0;
 }

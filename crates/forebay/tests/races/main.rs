@@ -2,6 +2,7 @@
 //! same memory, and all of it comes back. Twice: with threads, under ThreadSanitizer, and with threads by turns (turns.cpp),
 //! which finds what takes a rare order of steps but no weak order of memory.
 
+use std::io::Read as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -118,23 +119,31 @@ fn run(program: &Path, first: u32, seeds: u32) -> Result<(), String> {
         .stderr(Stdio::piped())
         .spawn()
         .map_err(|e| e.to_string())?;
+    // Read as it comes: who has much to say would wait for that.
+    let mut said = child.stderr.take();
+    let reader = std::thread::spawn(move || {
+        let mut text = Vec::new();
+        let _ = said.as_mut().map(|s| s.read_to_end(&mut text));
+        String::from_utf8_lossy(&text).into_owned()
+    });
     let begun = Instant::now();
     while matches!(child.try_wait(), Ok(None)) {
         if begun.elapsed() > PATIENCE {
             let _ = child.kill();
             let _ = child.wait();
-            return Err(format!("not done after {PATIENCE:?}: somebody waits for what never comes"));
+            let text = reader.join().unwrap_or_default();
+            return Err(format!("not done after {PATIENCE:?}: somebody waits for what never comes\n{text}"));
         }
         std::thread::sleep(Duration::from_millis(5));
     }
-    let out = child.wait_with_output().map_err(|e| e.to_string())?;
-    let text = String::from_utf8_lossy(&out.stderr).into_owned();
+    let status = child.wait().map_err(|e| e.to_string())?;
+    let text = reader.join().unwrap_or_default();
     // Not every kernel's address space suits the sanitizer.
     if text.contains("unexpected memory mapping") {
         eprintln!("skipped: ThreadSanitizer does not run here");
         return Ok(());
     }
-    if out.status.success() { Ok(()) } else { Err(text) }
+    if status.success() { Ok(()) } else { Err(text) }
 }
 
 /// So many seeds without a sanitizer, with ThreadSanitizer, and with that for undefined behaviour; without those that have none.
