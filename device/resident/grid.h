@@ -142,7 +142,8 @@ FB_DEVICE unsigned char *fb_result(Context *c) { return (unsigned char *)c->grid
   FB_DEVICE u32 fb_kind_##name(void) { return kind; }                                                                          \
   FB_DEVICE void name##_item(Context *c, const Task *t, u64 i);                                                        \
   FB_DEVICE void name(Context *c, const Task *t) {                                                                     \
-    for (u64 i = t->first + c->item; i < t->first + t->count; i += c->items) name##_item(c, t, i);                      \
+    const u64 first = t->first, end = first + t->count;                                                                \
+    for (u64 i = first + c->item; i < end; i += c->items) name##_item(c, t, i);                                        \
   }                                                                                                                    \
   FB_DEVICE void name##_item(Context *c, const Task *t, u64 i)
 #define TASK_PER_THREAD(name) FB_ITEMS(name, FB_BY_THREAD)

@@ -25,6 +25,9 @@ struct Look {
   u32 whole;
   // What this lane's word has above these bits once there is something to take in a ring that is kept.
   u32 expected, bits;
+  // Of the ring with this lane's number: whether the block keeps it, and its head.
+  bool keeps;
+  u32 next;
 };
 
 FB_DEVICE u32 fb_first_place(u32 ring) { return ring == 0 ? 0 : FB_SEES_URGENT; }
@@ -85,6 +88,8 @@ FB_DEVICE void fb_aim_waiting(Grid *g, const Own *o, Look *l) {
   const u32 ring = fb_in_crew() >= FB_SEES_URGENT, place = fb_in_crew() - fb_first_place(ring), ticket = o->next[ring];
   const bool sees = fb_in_crew() < FB_STOP_AT && (l->whole >> ring & 1);
   const bool urgent = fb_in_crew() == fb_first_place(0);
+  l->keeps = fb_in_crew() < 2 && fb_keeps(o, fb_in_crew());
+  l->next = fb_in_crew() < 2 ? o->next[fb_in_crew()] : 0;
   // A round has fewer bits than what no word has.
   l->expected = FB_NONE;
   l->bits = 32 + FB_ROOT_BITS;
@@ -248,9 +253,11 @@ FB_DEVICE bool fb_receive(Context *c, const Look *l, u32 ring, u32 n) {
 // to be done first. Behind fb_aim_waiting.
 FB_DEVICE u32 fb_come(const Look *l) {
   if (FB_PARTS != 1 || l->whole == 0) return FB_NONE;
-  const u32 i = fb_in_crew(), low = (u32)l->word[0];
-  const bool other = i == FB_STOP_AT ? low != 0 : i > FB_STOP_AT && i < FB_IDLE_AT && (int)low > 0;
-  const u32 votes = fb_votes(other || (i < FB_STOP_AT && (u32)(l->word[0] >> l->bits) == l->expected));
+  // Without branches, on the way of every task from the host: a slot's word, or what there is besides (no stop word is negative).
+  const u32 i = fb_in_crew();
+  const bool of_slot = i < FB_STOP_AT, other = i >= FB_STOP_AT && i < FB_IDLE_AT;
+  const bool filled = (u32)(l->word[0] >> l->bits) == l->expected, is = (int)(u32)l->word[0] > 0;
+  const u32 votes = fb_votes((of_slot & filled) | (other & is));
   const u32 both = 1 | 1u << (1 + FB_ROUND_WORD);
   if (votes >> FB_STOP_AT) return FB_NONE;
   if ((votes & both) == both) return 0;

@@ -68,6 +68,12 @@ struct Own {
   u64 looked;
 };
 
+// How a block is, in one piece.
+FB_DEVICE void fb_note_all(Beat *b, u32 epoch, u32 busy, u32 function, u32 root) {
+  static_assert(FB_OFFSET(Beat, busy) == 4 && FB_OFFSET(Beat, function) == 8 && FB_OFFSET(Beat, root) == 12, "words");
+  fb_store_quad_sys(&b->epoch, epoch, busy, function, root);
+}
+
 // Where a task function finds what it may use.
 struct Context {
   Grid *grid;

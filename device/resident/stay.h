@@ -115,37 +115,42 @@ FB_DEVICE bool fb_take_seen(Context *c, const Look *l, u64 marks) {
 }
 
 // Whether two looks saw the same, as far as somebody who waits cares.
-FB_DEVICE bool fb_same(const Grid *g, const Look *a, const Look *b) {
+FB_DEVICE bool fb_same(const Look *a, const Look *b, bool limited) {
   u32 different = 0;
   for (u32 part = 0; part < FB_PARTS; part++) {
-    const bool cares = part * FB_WARP + fb_in_crew() != FB_IDLE_AT || g->limited;
-    different |= fb_votes(cares && a->word[part] != b->word[part]);
+    const bool cares = (part * FB_WARP + fb_in_crew() != FB_IDLE_AT) | limited;
+    different |= fb_votes(cares & (a->word[part] != b->word[part]));
   }
   return different == 0;
 }
 
-// Looks until there are tasks on top of the block's own; false when it is to end.
-FB_DEVICE bool fb_find(Context *c) {
+// Looks until there are tasks on top of the block's own, or one has come that is to run at once, which is in `now`.
+#define FB_ENDS 0u
+#define FB_FOUND 1u
+#define FB_AT_ONCE 2u
+FB_DEVICE u32 fb_find(Context *c, Task *now) {
   Grid *g = c->grid;
   Own *o = c->own;
   fb_refill(c);
   // Between tasks that follow each other closely a look would cost more than they do.
   if (o->count > 0) {
     const bool due = fb_in_crew() == 0 && fb_due(&o->looked);
-    if (!fb_tell(o->turns % FB_LOOK == 0 || due, 0)) return true;
+    if (!fb_tell(o->turns % FB_LOOK == 0 || due, 0)) return FB_FOUND;
     // Who has work of his own looks at what is urgent, too.
     fb_ask_permit(g, o);
   }
+  const bool limited = g->limited != 0;
   Look l;
   fb_aim(g, o, &l);
   fb_look(&l);
   for (u32 round = 0;;) {
     const u32 come = fb_come(&l);
     if (come != FB_NONE) {
+      if (fb_take_at_once(c, &l, come, limited, now)) return FB_AT_ONCE;
       fb_receive_kept(c, &l, come);
       if (fb_in_crew() == 0) fb_wait_no_more(c);
       fb_together();
-      return true;
+      return FB_FOUND;
     }
     const u64 heads[2] = {fb_seen(&l, FB_HEADS_AT), fb_seen(&l, FB_HEADS_AT + 1)}, marks = fb_marks(o, &l, heads);
     const u32 known = o->stop, stop = marks >> FB_STOP_AT & 1 ? (u32)fb_seen(&l, FB_STOP_AT) : 0;
@@ -169,16 +174,16 @@ FB_DEVICE bool fb_find(Context *c) {
       o->others_idle = others > 0 ? (u32)others : 0;
     }
     if (news) fb_together();
-    if (stop == FB_STOP_NOW) return false;
+    if (stop == FB_STOP_NOW) return FB_ENDS;
     if ((marks != 0 || o->count > 0) && fb_take_seen(c, &l, marks)) {
       if (fb_in_crew() == 0) fb_wait_no_more(c);
       fb_together();
-      return true;
+      return FB_FOUND;
     }
     // What was submitted before the word was written is in a slot by the time that the word is seen, so it is seen by the
     // next look, which is everybody's: with the word seen nobody keeps a ring.
     const bool kept = fb_is_kept(o, 0) || fb_is_kept(o, 1);
-    if (known == FB_STOP_DRAIN && stop == FB_STOP_DRAIN && permitted && !kept) return false;
+    if (known == FB_STOP_DRAIN && stop == FB_STOP_DRAIN && permitted && !kept) return FB_ENDS;
     const bool settled = fb_permit(g, o, &l);
     // Who has looked at a ring that is nobody's, and found nothing, keeps it.
     const bool keeps = FB_KEEPS && marks == 0 && !moved && stop == 0 && permitted;
@@ -202,20 +207,22 @@ FB_DEVICE bool fb_find(Context *c) {
       fb_idle(round++, fb_keeps(o, 0) || fb_keeps(o, 1));
       last = l;
       fb_look(&l);
-    } while (nothing && fb_same(g, &last, &l));
+    } while (nothing && fb_same(&last, &l, limited));
   }
 }
 
-// Which tasks a block runs next: how many, and how wide. None: it ends.
-FB_DEVICE void fb_choose(Context *c, Shared *s) {
+// Which tasks a block runs next: how many, and how wide. None: it ends. True if it is one that the first lane runs at once,
+// and nobody else hears of.
+FB_DEVICE bool fb_choose(Context *c, Shared *s) {
   Own *o = c->own;
-  const bool found = fb_find(c);
-  if (fb_in_crew() != 0) return;
-  if (!found) {
+  const u32 found = fb_find(c, &s->tasks[0]);
+  if (found == FB_AT_ONCE) return true;
+  if (fb_in_crew() != 0) return false;
+  if (found == FB_ENDS) {
     fb_wait_no_more(c);
     fb_note(&c->grid->beats[c->block].busy, 0);
     s->n = 0;
-    return;
+    return false;
   }
   const Task *t = &o->tasks[o->count - 1];
   const u32 kind = fb_kind(t->function);
@@ -223,6 +230,7 @@ FB_DEVICE void fb_choose(Context *c, Shared *s) {
   const u32 most = places < FB_MOST ? places : FB_MOST;
   s->wide = kind == FB_BY_WARP ? FB_WARP : 1;
   s->alike = s->n = t->count != 1 || (t->priority & FB_LIMITED) ? 1 : o->count < most ? o->count : most;
+  return false;
 }
 
 // Whether a task can run beside the one on top.
@@ -379,7 +387,8 @@ FB_DEVICE bool fb_goes_on(Context *c) {
 // What a lane does of a task: the only place from which task functions are called, so that their code is there once.
 FB_DEVICE void fb_do(Context *c, const Task *t) {
   // The range of tasks that the host has submitted together: each item is one of them.
-  const bool each = t->function == FB_EACH;
+  u32 function = t->function;
+  const bool each = function == FB_EACH;
   const u64 end = t->first + t->count, step = c->items;
   Task one;
   for (u64 i = t->first + c->item; !each || i < end; i += step) {
@@ -395,9 +404,9 @@ FB_DEVICE void fb_do(Context *c, const Task *t) {
       c->item = 0;
       c->items = 1;
     }
-    const Task *now = each ? &one : t;
-    if (!fb_call(now->function, c, now) && fb_lane() == 0) fb_fail(c->grid, c->root, FB_UNKNOWN_FUNCTION);
+    if (!fb_call(each ? one.function : function, c, each ? &one : t) && fb_lane() == 0) fb_fail(c->grid, c->root, FB_UNKNOWN_FUNCTION);
     if (!each && !fb_goes_on(c)) return;
+    if (!each) function = t->function;
   }
 }
 
@@ -454,10 +463,8 @@ FB_DEVICE bool fb_take_row(Context *c, Shared *s, u32 n) {
   return true;
 }
 
-// The tasks that were chosen. One that all lanes have is done when all of them are.
-FB_DEVICE void fb_run(Context *c, Shared *s, u32 n) {
-  const bool single = n == 1, mine = single ? fb_take_single(c, s) : fb_take_row(c, s, n);
-  if (mine) fb_do(c, c->self);
+// After the tasks that were chosen. One that all lanes have had is done when all of them are.
+FB_DEVICE void fb_end_all(Context *c, const Shared *s, bool single, bool mine) {
   if (single) {
     fb_barrier();
     if (fb_lane() == 0) fb_finish(c, c->self);
@@ -466,6 +473,7 @@ FB_DEVICE void fb_run(Context *c, Shared *s, u32 n) {
     if (by_warp) fb_together();
     if (!by_warp || fb_lane() % FB_WARP == 0) fb_finish(c, c->self);
   }
+  fb_barrier();
 }
 
 FB_DEVICE void fb_stay(const Grid *grid, u32 block, Shared *s) {
@@ -476,12 +484,25 @@ FB_DEVICE void fb_stay(const Grid *grid, u32 block, Shared *s) {
   }
   fb_barrier();
   for (;;) {
-    if (fb_lane() < FB_WARP) fb_choose(&c, s);
-    fb_barrier();
-    const u32 n = s->n;
-    if (n == 0) return;
-    fb_run(&c, s, n);
-    fb_barrier();
+    // What only the first lane has is nothing for which it waits for other warps, or they for it.
+    const bool at_once = fb_lane() < FB_WARP && fb_choose(&c, s);
+    u32 n = 0;
+    bool mine;
+    if (at_once) {
+      mine = fb_begin_at_once(&c, &s->tasks[0]);
+    } else {
+      fb_barrier();
+      n = s->n;
+      if (n == 0) return;
+      mine = n == 1 ? fb_take_single(&c, s) : fb_take_row(&c, s, n);
+    }
+    if (mine) fb_do(&c, c.self);
+    if (at_once) {
+      if (mine) fb_finish(&c, c.self);
+      fb_together();
+      continue;
+    }
+    fb_end_all(&c, s, n == 1, mine);
     if (fb_lane() == 0) fb_end(&c);
     if (fb_lane() < FB_WARP) fb_together();
   }

@@ -295,6 +295,7 @@ impl Builder {
         out.push_str(include_str!("../../../../device/resident/own.h"));
         out.push_str(include_str!("../../../../device/resident/grid.h"));
         out.push_str(include_str!("../../../../device/resident/look.h"));
+        out.push_str(include_str!("../../../../device/resident/at_once.h"));
         out.push_str(include_str!("../../../../device/resident/stay.h"));
         out.push_str("#line 1 \"tasks\"\n");
         out.push_str(&self.source);
@@ -302,13 +303,24 @@ impl Builder {
         for (i, name) in self.functions.iter().enumerate() {
             out.push_str(&format!("    case {i}: {name}(c, t); return true;\n"));
         }
-        out.push_str("  }\n  return false;\n}\nFB_DEVICE u32 fb_kind(u32 function) {\n  switch (function) {\n");
-        for (i, name) in self.functions.iter().enumerate() {
-            out.push_str(&format!("    case {i}: return fb_kind_{name}();\n"));
-        }
-        out.push_str("    case FB_EACH: return FB_BY_THREAD;\n  }\n  return FB_BY_BLOCK;\n}\n");
+        out.push_str("  }\n  return false;\n}\n");
+        out.push_str(&self.kinds());
         // Pragmas of headers that are parts of one text say nothing.
         out.replace("#pragma once\n", "\n")
+    }
+
+    /// The device's table of what kind each function is: two bits each of a constant, as every task asks.
+    fn kinds(&self) -> String {
+        let kinds = self.functions.iter().map(|name| format!("fb_kind_{name}()"));
+        let kinds: Vec<String> = kinds.chain(["FB_BY_THREAD".into()]).collect();
+        let mut out = "FB_DEVICE u32 fb_kind(u32 function) {\n  switch (function / 32) {\n".to_owned();
+        for (i, some) in kinds.chunks(32).enumerate() {
+            let bits: Vec<String> =
+                some.iter().enumerate().map(|(k, kind)| format!("(u64){kind} << {}", 2 * k)).collect();
+            out.push_str(&format!("    case {i}: return (u32)(({}) >> 2 * (function % 32)) & 3;\n", bits.join(" | ")));
+        }
+        out.push_str("  }\n  return FB_BY_BLOCK;\n}\n");
+        out
     }
 
     /// Builds the functions and starts the grid on the CPU, a thread a block.

@@ -1,0 +1,62 @@
+// The shortest way from the host to a task: a block that waits and keeps a ring sees a whole slot, of a task for one lane and
+// without a limit; its first lane runs that at once, from what the lanes have seen, while the block's other warps stay where
+// they wait. What the task's root and others are to know is written by a lane each, at the same time.
+#pragma once
+
+// Which part of a task this lane's word is, when it waits: of the slot's words but the last one and the one with the round.
+FB_DEVICE u32 fb_word_of(u32 place) {
+  static_assert(FB_OFFSET(Task, first) == 8 && FB_OFFSET(Task, count) == 16 && FB_OFFSET(Task, args) == 32, "words");
+  return place == 1 ? 1 : place == FB_WORDS - 1 ? 2 : place + 1;
+}
+
+// Takes what has come in a ring that the block keeps if it is such a task: it is in `now`, for the first lane. The block waits
+// no more then.
+FB_DEVICE bool fb_take_at_once(Context *c, const Look *l, u32 ring, bool limited, Task *now) {
+  Grid *g = c->grid;
+  Own *o = c->own;
+  const u32 lane = fb_in_crew(), first = fb_first_place(ring), place = lane - first;
+  const u64 last = fb_tell64(l->word[0], first), round = fb_tell64(l->word[0], first + 1 + FB_ROUND_WORD);
+  const u32 function = (u32)last & ~FB_SINGLE, root = (u32)(round >> 32) & ((1u << FB_ROOT_BITS) - 1), seq = (u32)(last >> 32);
+  if (!((u32)last & FB_SINGLE) || (u32)round != 0 || limited || fb_kind(function) != FB_BY_THREAD) return false;
+  static_assert(FB_OFFSET(Task, root) == 4 && FB_OFFSET(Task, priority) == 24 && FB_OFFSET(Task, counted) == 28, "words");
+  if (place >= 1 && place < FB_WORDS && place != 1 + FB_ROUND_WORD) ((u64 *)now)[fb_word_of(place)] = l->word[0];
+  if (lane == 0) {
+    ((u64 *)now)[0] = (u64)root << 32 | function;
+    ((u64 *)now)[3] = (u64)FB_ALONE << 32 | ring;
+  }
+  // Its root begins, with nothing in it.
+  static_assert(FB_OFFSET(Root, remaining) == 0 && FB_OFFSET(Root, seq) == 12 && FB_OFFSET(Root, result) == 16, "words");
+  if (lane < FB_OFFSET(Root, result) / 8 + 5) ((u64 *)&g->roots[root])[lane] = lane == 1 ? (u64)seq << 32 : 0;
+  // As ever, what is given back is given back behind what was read.
+  fb_together();
+  State *state = g->state;
+  if (lane < 2 && l->keeps) {
+    const u32 next = l->next + (lane == ring ? 1 : 0);
+    fb_mark64((u64 *)&state->heads[lane], fb_head_word(next, 0));
+    o->next[lane] = next;
+    o->keeper[lane] = 0;
+  }
+  if (lane == 0) {
+    const u32 epoch = o->epoch + 1;
+    Beat *beat = &g->beats[c->block];
+    fb_bump(&state->idle, (u32)-1);
+    o->idle = false;
+    o->busy = true;
+    o->epoch = epoch;
+    fb_note_all(beat, epoch, 1, function, root);
+  }
+  fb_together();
+  return true;
+}
+
+// The lane that runs it.
+FB_DEVICE bool fb_begin_at_once(Context *c, Task *now) {
+  if (fb_lane() != 0) return false;
+  c->self = now;
+  c->root = now->root;
+  c->priority = now->priority;
+  c->item = 0;
+  c->items = 1;
+  c->one_lane = false;
+  return true;
+}
