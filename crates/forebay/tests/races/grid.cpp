@@ -158,7 +158,7 @@ static void deals(u32 seed) {
   Grid g = {};
   Root root = {};
   Own own = {};
-  Context c = {&g, 0, 0, 0, &own, 0, 0, 1};
+  Context c = {&g, 0, 0, 0, &own, 0, 0, 1, false};
   std::vector<Cell> cells(8);
   g.state = &state;
   g.roots = &root;
