@@ -252,7 +252,7 @@ static void guarded(void (*f)(void*), void* at) {
 // A kernel of NVIDIA's compiler.
 static void run_ptx(const ptx::Kernel& k, void** arguments, Dim grid, Dim block, unsigned shared) {
   static std::atomic<uint64_t> launches{0};
-  static const ptx::Machine machine{may_touch, &memory_changes, &sticky, code_allocate, code_release, 2};
+  static const ptx::Machine machine{may_touch, &memory_changes, &sticky, code_allocate, code_release, (unsigned)number("STAND_IN_UNITS", 2)};
   const uint64_t seed = number("STAND_IN_SEED", 1) * 1000003 + launches++;
   try {
     ptx::Launched(k, machine, {grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared, arguments, seed).run();
@@ -327,7 +327,7 @@ API int cuDeviceGetAttribute(int* v, int a, int d) {
   // Its clock (13) makes it stronger than any processor.
   // One that NVIDIA's compiler knows by older ones only, if it is that one's PTX that is to be run.
   const int ptx = number("STAND_IN_PTX", 10);
-  *v = a == 13 ? 1000000000 : a == 16 ? 2 : a == 75 ? ptx / 10 : a == 76 ? ptx % 10 : 0;
+  *v = a == 13 ? 1000000000 : a == 16 ? number("STAND_IN_UNITS", 2) : a == 75 ? ptx / 10 : a == 76 ? ptx % 10 : 0;
   return OK;
 }
 API int cuDeviceTotalMem_v2(size_t* n, int) { *n = MEMORY; return OK; }

@@ -22,13 +22,14 @@ pub fn build() -> Option<&'static Path> {
             ("cuda.cpp", include_str!("cuda.cpp"), "libcuda.so.1"),
             ("opencl.cpp", include_str!("opencl.cpp"), OPENCL),
         ];
-        const HEADERS: [(&str, &str); 7] = [
+        const HEADERS: [(&str, &str); 8] = [
             ("nvrtc.h", include_str!("nvrtc.h")),
             ("ptx/program.h", include_str!("ptx/program.h")),
             ("ptx/values.h", include_str!("ptx/values.h")),
             ("ptx/lanes.h", include_str!("ptx/lanes.h")),
             ("ptx/meet.h", include_str!("ptx/meet.h")),
             ("ptx/one.h", include_str!("ptx/one.h")),
+            ("ptx/timed.h", include_str!("ptx/timed.h")),
             ("ptx/weak.h", include_str!("ptx/weak.h")),
         ];
         const FLAGS: [&str; 6] = ["-std=c++17", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread"];

@@ -1,6 +1,7 @@
 //! The resident grid: tasks that make tasks, wait for each other and work on ranges; and everything that can be wrong with
 //! them. On the CPU, on a stand-in for CUDA, whose host side is that of a real one, and on a real one if there is one.
 
+mod counted;
 mod cuda_only;
 mod on_a_gpu;
 #[path = "../../../forebay-hal/tests/stand_in/mod.rs"]

@@ -7,7 +7,8 @@
 // asks for what others did; and what it says never changes is read once. Loads are not brought forward, and what is everybody's
 // everybody sees at the same time.
 // STAND_IN_SEED draws other lots, STAND_IN_STRONG has memory as the host has it, and STAND_IN_WEAKEN=st.release, say, takes order
-// away from all instructions that begin so: for whoever wants to know what tests notice.
+// away from all instructions that begin so: for whoever wants to know what tests notice. STAND_IN_TIMED=FILE tells what time a
+// GPU might take for each kernel (`timed.h`), with memory as the host has it.
 #pragma once
 
 #include <sched.h>
@@ -20,8 +21,12 @@
 #include <cfenv>
 #include <chrono>
 #include <cmath>
+#include <map>
+#include <queue>
+#include <set>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "values.h"
@@ -61,6 +66,7 @@ class Launched {
 
   // Runs all blocks, some at a time.
   void run() {
+    if (const char* path = getenv("STAND_IN_TIMED")) return run_timed(path);
     const u64 all = u64(grid_.x) * grid_.y * grid_.z;
     const size_t each = lanes_ * (k_.slots * 8 + k_.local_bytes) + k_.shared_bytes + dynamic_;
     // As many at a time as one has room for, and a few at least: they may wait for each other.
@@ -115,7 +121,14 @@ class Launched {
     // What it has stored, for itself only; the oldest first.
     std::vector<Pending> pending;
   };
-  struct Warp { unsigned first, count; };
+  struct Warp {
+    unsigned first, count;
+    // For `timed.h`: when it can go on, when what it has stored is everybody's, when its registers have their values, how much
+    // it has done; whether it has a turn, and waits for what it stored already.
+    u64 now = 0, stored = 0, issued = 0;
+    std::vector<u64> ready = {};
+    bool queued = false, released = false;
+  };
   struct Block {
     unsigned x, y, z, processor;
     std::vector<Lane> lanes;
@@ -140,12 +153,39 @@ class Launched {
   unsigned known_at_ = 0, generation_ = ~0u;
   // Whether the address at hand is in memory that others have, too, and whether that is the block's.
   bool elsewhere_ = false, shared_ = false;
-  const bool weak_ = !getenv("STAND_IN_STRONG");
+  const bool timed_ = getenv("STAND_IN_TIMED");
+  const bool weak_ = !timed_ && !getenv("STAND_IN_STRONG");
   // How long what is stored may stay where it is: a kernel is quick about it, or slow.
   unsigned patience_ = 4;
   // What the lanes that are at an instruction together have read for it: of 32 bytes they see one time. And when they awake.
   std::vector<std::pair<u64, Sector>> at_once_;
   std::chrono::steady_clock::time_point awake_{};
+
+  // For `timed.h`. A multiprocessor: when it can issue, and use memory, next, and what it has of that at hand.
+  struct Unit {
+    u64 issue[4] = {}, memory = 0;
+    std::unordered_set<u64> seen, kept;
+  };
+  struct Turn {
+    u64 at, number;
+    Block* block;
+    unsigned warp;
+    bool operator<(const Turn& o) const { return at > o.at || (at == o.at && number > o.number); }
+  };
+  std::vector<Unit> units_;
+  std::priority_queue<Turn> turns_;
+  u64 entered_ = 0, slept_ = 0;
+  // When the next atomic of an address can be done; which addresses an instruction has used; whether a barrier let others go on.
+  std::unordered_map<u64, u64> atomics_;
+  std::vector<u64> touched_;
+  bool freed_ = false;
+
+  void run_timed(const char* path);
+  void timed(Block& b, const Turn& turn);
+  void enter(Block* b, unsigned w);
+  static bool is_free(const Instruction& i);
+  u64 can_issue(Block& b, Warp& w, const Instruction& i);
+  u64 of_memory(Block& b, Warp& w, const Instruction& i, u64 t);
 
   u64 lot() {
     random_ ^= random_ << 13;
@@ -318,7 +358,7 @@ class Launched {
       case smid: return b.processor;
       case nsmid: return m_.processors;
       case clock32: return (uint32_t)__rdtsc();
-      case clock64: return __rdtsc();
+      case clock64: return timed_ ? b.warps[n / 32].now : __rdtsc();
       case globaltimer: return (u64)std::chrono::steady_clock::now().time_since_epoch().count();
       case lanemask_eq: return 1u << lane;
       case lanemask_lt: return (1u << lane) - 1;
@@ -365,4 +405,5 @@ class Launched {
 
 #include "meet.h"
 #include "one.h"
+#include "timed.h"
 #include "weak.h"

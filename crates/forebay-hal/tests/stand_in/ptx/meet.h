@@ -27,7 +27,7 @@ inline bool Launched::meet(Block& b, Warp& w, const Instruction& i, Lane** group
   if (i.op == Op::activemask) {
     // Those that came together, or fewer.
     uint32_t mask = 0;
-    const bool apart = lot() % 16 == 0;
+    const bool apart = !timed_ && lot() % 16 == 0;
     for (unsigned k = 0; k < size; k++) if (group[k]->state == meets) mask |= 1u << unsigned(group[k] - &b.lanes[w.first]);
     for (unsigned k = 0; k < size; k++) {
       Lane& l = *group[k];
@@ -58,6 +58,7 @@ inline void Launched::barrier(Block& b) {
         l.pc++;
         b.waiting--;
         releases(b, l, true);
+        freed_ = true;
       }
   }
 }

@@ -343,6 +343,10 @@ inline void Launched::one(Block& b, Lane& l, const Instruction& i) {
       if (i.acquires) acquires(b, i);
       break;
     case Op::nanosleep:
+      if (timed_) {
+        slept_ = read(b, l, i.s[0]) & 0xFFFFFFFF;
+        break;
+      }
       if (awake_.time_since_epoch().count() == 0)
         awake_ = std::chrono::steady_clock::now() + std::chrono::nanoseconds(read(b, l, i.s[0]) & 0xFFFFFFFF);
       l.asleep = true;

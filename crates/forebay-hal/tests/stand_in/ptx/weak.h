@@ -118,10 +118,12 @@ inline char* Launched::place(const Block& b, Lane& l, const Instruction& i, u64 
   if (i.space == Space::param || (in_shared && (i.space == Space::shared || i.space == Space::generic)) ||
       (in_local && (i.space == Space::local || i.space == Space::generic))) {
     shared_ = in_shared && i.space != Space::param;
+    if (timed_) touched_.push_back(p);
     return (char*)p;
   }
   if (i.space == Space::shared || i.space == Space::local) fail(FAULT_ADDRESS, i, b, l, "address " + hex(at) + " of its own memory");
   elsewhere_ = true;
+  if (timed_) touched_.push_back(p);
   const unsigned now = m_.generation->load(std::memory_order_acquire);
   if (now != generation_) {
     for (auto& k : known_) k = Known();
