@@ -23,12 +23,13 @@ TASK_PER_THREAD(chain) {
 }
 ";
 
-/// Runs the test `name` in a process that counts; what that has to say is in its file.
-fn again(name: &str) {
+/// Runs the test `name` in a process that counts, on a device with so many multiprocessors; what that has to say is in its file.
+fn again(name: &str, units: &str) {
     let dir = std::env::temp_dir().join(format!("forebay-counted-{}-{name}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     let file = dir.join("counts");
-    stand_in::again_as_ptx(&[&format!("counted::{name}")], &[(COUNTS, file.to_str().unwrap()), ("STAND_IN_DMA_BUF", "1")]);
+    let variables = [(COUNTS, file.to_str().unwrap()), ("STAND_IN_DMA_BUF", "1"), ("STAND_IN_UNITS", units)];
+    stand_in::again_as_ptx(&[&format!("counted::{name}")], &variables);
     let _ = std::fs::remove_dir_all(dir);
 }
 
@@ -36,7 +37,7 @@ fn again(name: &str) {
 #[test]
 fn a_task_that_follows_another_begins_within_a_thousand_cycles() {
     if std::env::var_os(COUNTS).is_none() {
-        return again("a_task_that_follows_another_begins_within_a_thousand_cycles");
+        return again("a_task_that_follows_another_begins_within_a_thousand_cycles", "2");
     }
     let d = device().expect("the stand-in");
     let mut grid = Builder::new(TASKS).functions(["echo", "chain"]).threads(256).start_on(&d).unwrap();
@@ -57,7 +58,7 @@ fn a_task_that_follows_another_begins_within_a_thousand_cycles() {
 #[test]
 fn a_task_for_one_lane_wakes_no_other_warps() {
     if std::env::var_os(COUNTS).is_none() {
-        return again("a_task_for_one_lane_wakes_no_other_warps");
+        return again("a_task_for_one_lane_wakes_no_other_warps", "2");
     }
     const TRIPS: u64 = 40;
     let d = device().expect("the stand-in");
@@ -76,4 +77,51 @@ fn a_task_for_one_lane_wakes_no_other_warps() {
     let others: u64 = of_grid.split(' ').next_back().and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("{said}"));
     // A block's seven other warps have some eighty instructions each for a task that all of them hear of.
     assert!(others < 200 * TRIPS, "{of_grid}");
+}
+
+/// A warp whose lanes hold many pieces each goes from one word of the heap to the next, without a search for each.
+#[test]
+fn a_heap_of_which_much_is_held_is_not_searched_for_each_piece() {
+    use forebay::hal::{Arg, Direction, Geometry, Method, Source};
+    if std::env::var_os(COUNTS).is_none() {
+        return again("a_heap_of_which_much_is_held_is_not_searched_for_each_piece", "8");
+    }
+    const KERNEL: &str = "
+        extern \"C\" __global__ void hold(Heap *h, u32 rounds, u64 *cycles) {
+          const u64 begun = fb_cycles();
+          for (u32 round = 0; round < rounds; round++) {
+            void *held[16];
+            for (u32 k = 0; k < 16; k++) held[k] = fb_malloc(h, 64);
+            for (u32 k = 0; k < 16; k++) fb_free(h, held[k]);
+          }
+          if (threadIdx.x == 0) cycles[blockIdx.x] = fb_cycles() - begun;
+        }
+        TASK(nothing) {}";
+    const BLOCKS: usize = 8;
+    let d = device().expect("the stand-in");
+    let source = Source::CudaCpp(Builder::new(KERNEL).functions(["nothing"]).text().into());
+    let (setup, hold) = (d.compile(&source, "fb_heap_setup").unwrap(), d.compile(&source, "hold").unwrap());
+    let mut q = d.queue().unwrap();
+    let bytes = 16 << 20;
+    let (memory, cycles) = (d.alloc(bytes).unwrap(), d.alloc(8 * BLOCKS).unwrap());
+    let units = d.info().compute_units;
+    let args = [Arg::Buffer(&memory), Arg::U64(bytes as u64), Arg::U32(units), Arg::U32(64), Arg::Buffer(&cycles)];
+    q.launch(&setup, &Geometry::linear(512).with_group(256, 1, 1), &args).unwrap();
+    let heap = memory.address().unwrap().next_multiple_of(128);
+    let mut took = |rounds: u32| {
+        let args = [Arg::U64(heap), Arg::U32(rounds), Arg::Buffer(&cycles)];
+        q.launch(&hold, &Geometry::linear(256 * BLOCKS).with_group(256, 1, 1), &args).unwrap();
+        let mut each = [0u64; BLOCKS];
+        // SAFETY: awaited here.
+        unsafe {
+            let to = each.as_mut_ptr().cast();
+            q.transfer(Method::Engine, Direction::ToHost, &cycles, 0, to, 8 * BLOCKS).unwrap();
+        }
+        let fence = q.fence().unwrap();
+        q.wait(fence).unwrap();
+        each.into_iter().max().unwrap_or(0)
+    };
+    took(2);
+    let each = (took(6) - took(2)) / 4 / 16;
+    assert!(each < 5000, "a piece, had and given back, takes {each} cycles");
 }
