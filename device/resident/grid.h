@@ -85,7 +85,7 @@ FB_DEVICE u32 fb_node(Context *c, u32 pending, u32 function, u64 first, u64 coun
   Queue *q = &g->state->queues[c->priority & 1];
   if (pending == 0 || !fb_reserve(q)) return FB_NONE;
   if (!fb_take(&g->state->free_nodes, &free)) {
-    fb_add(&q->space, 1);
+    fb_bump(&q->space, 1);
     return FB_NONE;
   }
   const u32 n = (u32)free.first;
@@ -113,7 +113,7 @@ FB_DEVICE void fb_release_many(Context *c, u32 n, u32 done) {
   fb_put(&g->state->free_nodes, &free);
   // Its place in the queue it has had since it was made.
   Queue *q = &g->state->queues[t.priority & 1];
-  if (fb_others_idle(c) == 0 && fb_keep(c, &t)) fb_add(&q->space, 1);
+  if (fb_others_idle(c) == 0 && fb_keep(c, &t)) fb_bump(&q->space, 1);
   else fb_put_reserved(q, &t);
 }
 

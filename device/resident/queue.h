@@ -8,7 +8,9 @@
 //    when it is t + 1; then it becomes t + size, the next round's.
 // 3. A cell is waited for only by whoever holds its ticket, and only for whoever held an earlier one: nobody waits in a
 //    circle.
-// 4. What was put is announced in `count` after it is in its cell.
+// 4. What was put is announced in `count` after it is in its cell, for all that the one who puts it can see.
+// 5. Only `seq` orders anything: whoever has a ticket waits for his cell, so that none of the counts has to say that what it
+//    counts is there yet, or waits for what was written.
 #pragma once
 
 // A task as its words: compilers copy its arguments byte by byte.
@@ -20,9 +22,9 @@ FB_DEVICE void fb_copy(Task *to, const Task *from) {
 
 // Of n that one wants of what a word counts, so many as there are.
 FB_DEVICE u32 fb_obtain(u32 *word, u32 n) {
-  const int there = (int)fb_add(word, 0u - n);
+  const int there = (int)fb_count(word, 0u - n);
   const u32 got = there <= 0 ? 0 : (u32)there < n ? (u32)there : n;
-  if (got < n) fb_add(word, n - got);
+  if (got < n) fb_bump(word, n - got);
   return got;
 }
 
@@ -44,8 +46,8 @@ FB_DEVICE void fb_take_at(Queue *q, u32 ticket, Task *to) {
 }
 
 FB_DEVICE void fb_put_reserved(Queue *q, const Task *task) {
-  fb_put_at(q, fb_add(&q->tail, 1), task);
-  fb_add(&q->count, 1);
+  fb_put_at(q, fb_count(&q->tail, 1), task);
+  fb_bump(&q->count, 1);
 }
 
 FB_DEVICE bool fb_put(Queue *q, const Task *task) {
@@ -58,8 +60,8 @@ FB_DEVICE bool fb_put(Queue *q, const Task *task) {
 FB_DEVICE bool fb_take(Queue *q, Task *to) {
   // A look costs less than an attempt.
   if ((int)fb_load(&q->count) <= 0 || fb_obtain(&q->count, 1) == 0) return false;
-  fb_take_at(q, fb_add(&q->head, 1), to);
-  fb_add(&q->space, 1);
+  fb_take_at(q, fb_count(&q->head, 1), to);
+  fb_bump(&q->space, 1);
   return true;
 }
 
@@ -68,20 +70,20 @@ FB_DEVICE u32 fb_take_many(Queue *q, Task *to, u32 most) {
   u32 n = 0, ticket = 0;
   if (fb_in_crew() == 0) {
     n = fb_obtain(&q->count, most);
-    if (n > 0) ticket = fb_add(&q->head, n);
+    if (n > 0) ticket = fb_count(&q->head, n);
   }
   n = fb_tell(n, 0);
   ticket = fb_tell(ticket, 0);
   for (u32 i = fb_in_crew(); i < n; i += FB_WARP) fb_take_at(q, ticket + i, &to[i]);
   fb_together();
-  if (n > 0 && fb_in_crew() == 0) fb_add(&q->space, n);
+  if (n > 0 && fb_in_crew() == 0) fb_bump(&q->space, n);
   return n;
 }
 
 // Puts `n` in places that were kept for them. Called by the lanes of a warp together.
 FB_DEVICE void fb_put_many(Queue *q, const Task *from, u32 n) {
-  const u32 ticket = fb_tell(fb_in_crew() == 0 ? fb_add(&q->tail, n) : 0, 0);
+  const u32 ticket = fb_tell(fb_in_crew() == 0 ? fb_count(&q->tail, n) : 0, 0);
   for (u32 i = fb_in_crew(); i < n; i += FB_WARP) fb_put_at(q, ticket + i, &from[i]);
   fb_together();
-  if (fb_in_crew() == 0) fb_add(&q->count, n);
+  if (fb_in_crew() == 0) fb_bump(&q->count, n);
 }

@@ -257,7 +257,7 @@ FB_DEVICE void fb_deal(Context *c, Task *t, Deal *d) {
   if (places == 0) return;
   d->each = (t->count - 1) / (places + 1) + 1;
   d->parts = (u32)((t->count - 1) / d->each);
-  if (d->parts < places) fb_add(&q->space, places - d->parts);
+  if (d->parts < places) fb_bump(&q->space, places - d->parts);
   d->first = t->first + d->each;
   d->end = t->first + t->count;
   t->count = d->each;
@@ -277,7 +277,7 @@ FB_DEVICE void fb_hand_out(Context *c, const Task *t, const Deal *d) {
     fb_put_at(q, d->ticket + i, &part);
   }
   fb_barrier();
-  if (fb_lane() == 0) fb_add(&q->count, d->parts);
+  if (fb_lane() == 0) fb_bump(&q->count, d->parts);
 }
 
 // A range is done in pieces, so that what is urgent comes between and others can have some of it: the rest goes back.
@@ -326,7 +326,7 @@ FB_DEVICE bool fb_begin_single(Context *c, Task *t, Deal *d) {
   if (t->count > 1) fb_deal(c, t, d);
   fb_split(c, t);
   // At the very last: nobody waits for anything else while he has tickets for which others wait.
-  if (d->parts > 0) d->ticket = fb_add(&c->grid->state->queues[t->priority & 1].tail, d->parts);
+  if (d->parts > 0) d->ticket = fb_count(&c->grid->state->queues[t->priority & 1].tail, d->parts);
   return true;
 }
 

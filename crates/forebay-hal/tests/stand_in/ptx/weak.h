@@ -36,6 +36,8 @@ inline void Launched::releases(Block& b, Lane& l, bool of_block) {
       else b.pending.push_back(x);
     }
     l.pending.clear();
+    // Not for ever: whoever loads looks among them.
+    while (b.pending.size() > 256) spread_some(b, b.pending);
     return;
   }
   spread(b, b.pending);
