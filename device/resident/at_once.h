@@ -3,12 +3,6 @@
 // they wait. What the task's root and others are to know is written by a lane each, at the same time.
 #pragma once
 
-// Which part of a task this lane's word is, when it waits: of the slot's words but the last one and the one with the round.
-FB_DEVICE u32 fb_word_of(u32 place) {
-  static_assert(FB_OFFSET(Task, first) == 8 && FB_OFFSET(Task, count) == 16 && FB_OFFSET(Task, args) == 32, "words");
-  return place == 1 ? 1 : place == FB_WORDS - 1 ? 2 : place + 1;
-}
-
 // Takes what has come in a ring that the block keeps if it is such a task: it is in `now`, for the first lane. The block waits
 // no more then.
 FB_DEVICE bool fb_take_at_once(Context *c, const Look *l, u32 ring, bool limited, Task *now) {
@@ -26,7 +20,7 @@ FB_DEVICE bool fb_take_at_once(Context *c, const Look *l, u32 ring, bool limited
   }
   // Its root begins, with nothing in it.
   static_assert(FB_OFFSET(Root, remaining) == 0 && FB_OFFSET(Root, seq) == 12 && FB_OFFSET(Root, result) == 16, "words");
-  if (lane < FB_OFFSET(Root, result) / 8 + 5) ((u64 *)&g->roots[root])[lane] = lane == 1 ? (u64)seq << 32 : 0;
+  if (lane < (FB_OFFSET(Root, result) + sizeof g->roots->result) / 8) ((u64 *)&g->roots[root])[lane] = lane == 1 ? (u64)seq << 32 : 0;
   // As ever, what is given back is given back behind what was read.
   fb_together();
   State *state = g->state;
@@ -52,9 +46,7 @@ FB_DEVICE bool fb_take_at_once(Context *c, const Look *l, u32 ring, bool limited
 // The lane that runs it.
 FB_DEVICE bool fb_begin_at_once(Context *c, Task *now) {
   if (fb_lane() != 0) return false;
-  c->self = now;
-  c->root = now->root;
-  c->priority = now->priority;
+  fb_turn_to(c, now);
   c->item = 0;
   c->items = 1;
   c->one_lane = false;

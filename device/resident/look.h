@@ -158,15 +158,20 @@ FB_DEVICE u32 fb_in_row(const Look *l, u64 marks, u32 ring) {
   return in_row == 0 ? 1 : in_row;
 }
 
+// Which word of a task a place of a slot is: all but the first one, which has the last word, and the one with the round.
+FB_DEVICE u32 fb_word_of(u32 place) {
+  static_assert(FB_OFFSET(Task, first) == 8 && FB_OFFSET(Task, count) == 16 && FB_OFFSET(Task, args) == 32, "words");
+  return place == 1 ? 1 : place == FB_WORDS - 1 ? 2 : place + 1;
+}
+
 // What a place of a slot says of its task, but for root and fuel: the first one has the last word.
 FB_DEVICE void fb_put_seen(Task *t, u32 place, u64 word) {
   static_assert(FB_OFFSET(Slot, first) == 0 && FB_OFFSET(Slot, args) == 16 && FB_OFFSET(Slot, count) == 48, "words");
-  static_assert(FB_OFFSET(Task, first) == 8 && FB_OFFSET(Task, args) == 32 && FB_OFFSET(Task, count) == 16, "words");
   if (place == 0) {
     t->function = (u32)word & ~FB_SINGLE;
     t->counted = FB_ALONE;
   } else {
-    ((u64 *)t)[place == 1 ? 1 : place == FB_WORDS - 1 ? 2 : place + 1] = word;
+    ((u64 *)t)[fb_word_of(place)] = word;
   }
 }
 

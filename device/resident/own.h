@@ -90,6 +90,13 @@ struct Context {
   bool one_lane;
 };
 
+// From now on the context is that of a task.
+FB_DEVICE void fb_turn_to(Context *c, Task *t) {
+  c->self = t;
+  c->root = t->root;
+  c->priority = t->priority;
+}
+
 // Arguments as a task has them, with nothing behind them. In words, as nearly all come.
 FB_DEVICE void fb_put_args(Task *t, const void *args, u32 bytes) {
   const unsigned char *from = (const unsigned char *)args;

@@ -288,13 +288,6 @@ FB_DEVICE void fb_split(Context *c, Task *t) {
   if (fb_spawn(c, t->function, t->first + grain, rest, t->args, sizeof t->args)) t->count = grain;
 }
 
-// From now on the context is that of a task.
-FB_DEVICE void fb_turn_to(Context *c, Task *t) {
-  c->self = t;
-  c->root = t->root;
-  c->priority = t->priority;
-}
-
 // Before a block runs tasks, of which `t` is the first. Called by lane 0.
 FB_DEVICE void fb_begin(Context *c, const Task *t) {
   Own *o = c->own;
