@@ -145,12 +145,13 @@ impl FakeRm {
     fn lock(&self) -> MutexGuard<'_, State> {
         let mut s = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // Clients whose last file has been closed are gone, and with them their groups.
-        let State { clients, gpus, buffers, .. } = &mut *s;
+        let State { clients, gpus, buffers, mappings, .. } = &mut *s;
         clients.retain(|handle, c| {
             let alive = c.file.strong_count() > 0;
             if !alive {
                 c.objects.values().for_each(|o| o.group.into_iter().for_each(|g| gpus[o.gpu].remove(g)));
                 buffers.retain(|(client, _), _| client != handle);
+                mappings.retain(|_, m| m.client != *handle);
             }
             alive
         });
@@ -294,9 +295,25 @@ impl FakeRm {
         self.lock().refuse_mapping = status;
     }
 
+    /// An open control file of a process's, on which it makes its own client, groups and channels: what it has made goes
+    /// when this is dropped.
+    pub fn file_of(&self, pid: u32) -> Box<dyn ControlFile> {
+        Box::new(FakeFile { rm: self.clone(), id: Arc::new(FileId), pid })
+    }
+
+    /// The class of an object of a client; none if there is no such object.
+    pub fn class_of(&self, client: RawHandle, object: RawHandle) -> Option<u32> {
+        self.lock().clients.get(&client)?.objects.get(&object).map(|o| o.class)
+    }
+
+    /// The memory of a mapping, by RM's name of it.
+    pub fn memory_of(&self, linear: u64) -> Option<Arc<OwnedFd>> {
+        self.lock().mappings.get(&linear).map(|m| m.file.clone())
+    }
+
     /// Where another process finds the memory of a mapping.
     fn path_of(&self, linear: u64) -> Option<String> {
-        self.lock().mappings.get(&linear).map(|m| log::path_of(&m.file))
+        self.memory_of(linear).map(|file| log::path_of(&file))
     }
 
     /// From now on the log is refused with this status, as without root; none allows it again.
@@ -544,6 +561,8 @@ fn read<P: bytemuck::Pod>(params: &[u8]) -> Result<P, u32> {
 struct FakeFile {
     rm: FakeRm,
     id: Arc<FileId>,
+    /// Whose the groups are that are made on it.
+    pid: u32,
 }
 
 fn status(r: Result<(), u32>) -> u32 {
@@ -569,7 +588,7 @@ impl ControlFile for FakeFile {
             return Ok(());
         }
         let (class, parent, new, root) = (call.class, call.parent, call.new, call.root);
-        let mut buffer = None;
+        let (mut buffer, mut group, mut made_on) = (None, None, 0);
         let gpus = s.gpus.len();
         call.status = status(s.client(&self.id, root).and_then(|c| {
             let mut memory = None;
@@ -580,7 +599,11 @@ impl ControlFile for FakeFile {
                     gpu = read::<DeviceAlloc>(params)?.device as usize;
                     parent == root && gpu < gpus
                 }
-                CLASS_SUBDEVICE => of_device,
+                CLASS_SUBDEVICE | CLASS_GROUP => of_device,
+                _ if is_channel(class) => {
+                    group = c.objects.get(&parent).filter(|o| o.class == CLASS_GROUP).and_then(|o| o.group);
+                    group.is_some()
+                }
                 CLASS_SYSTEM_MEMORY => {
                     let p: MemoryAlloc = read(params)?;
                     memory = log::system_memory(p.size).ok().map(Arc::new);
@@ -601,9 +624,18 @@ impl ControlFile for FakeFile {
             if !fits || c.objects.contains_key(&new) {
                 return Err(error::INVALID_ARGUMENT);
             }
-            c.objects.insert(new, Object { class, parent, gpu, group: None, memory });
+            c.objects.insert(new, Object { class, parent, gpu, group, memory });
+            made_on = gpu;
             Ok(())
         }));
+        if call.status == error::OK && class == CLASS_GROUP {
+            let number = s.gpus[made_on].add(self.pid, Load::IDLE);
+            let made = s.clients.get_mut(&root).and_then(|c| c.objects.get_mut(&new));
+            made.into_iter().for_each(|o| o.group = Some(number));
+        }
+        if let Some(g) = group.filter(|_| call.status == error::OK) {
+            s.gpus[made_on].add_channel(g);
+        }
         if let Some(b) = buffer.filter(|_| call.status == error::OK) {
             s.buffers.insert((root, new), b);
         }
@@ -613,9 +645,16 @@ impl ControlFile for FakeFile {
     fn free(&self, call: &mut Free) -> io::Result<()> {
         let mut s = self.rm.lock();
         let (root, old) = (call.root, call.old);
+        let mut gone = Vec::new();
         call.status = status(s.client(&self.id, root).map(|c| {
-            c.objects.remove(&old);
+            // With an object what hangs from it goes, as in a channel group that of its channels.
+            let mut next = vec![old];
+            while let Some(handle) = next.pop() {
+                next.extend(c.objects.iter().filter(|(_, o)| o.parent == handle).map(|(h, _)| *h));
+                gone.extend(c.objects.remove(&handle).filter(|o| o.class == CLASS_GROUP));
+            }
         }));
+        gone.iter().for_each(|o| o.group.into_iter().for_each(|g| s.gpus[o.gpu].remove(g)));
         let orphans = s.mappings.values().filter(|m| m.client == root && (m.memory == old || root == old)).count();
         s.wrong_order += orphans;
         if call.status == error::OK {
@@ -677,7 +716,7 @@ impl Rm for FakeRm {
         if gpu as usize >= self.lock().gpus.len() {
             return Err(Error::NoDriver { path: format!("/dev/nvidia{gpu}"), why: io::ErrorKind::NotFound.into() });
         }
-        Ok(Box::new(FakeFile { rm: self.clone(), id: Arc::new(FileId) }))
+        Ok(Box::new(FakeFile { rm: self.clone(), id: Arc::new(FileId), pid: 0 }))
     }
 
     fn cards(&self) -> Result<Vec<Card>> {
@@ -692,7 +731,8 @@ impl Rm for FakeRm {
         let s = self.lock();
         let files = s.processes.get(&pid);
         let files = files.ok_or_else(|| Error::Process { pid, why: io::ErrorKind::NotFound.into() })?;
-        let file = |id: &Arc<FileId>| Box::new(FakeFile { rm: self.clone(), id: id.clone() }) as Box<dyn ControlFile>;
+        let file =
+            |id: &Arc<FileId>| Box::new(FakeFile { rm: self.clone(), id: id.clone(), pid }) as Box<dyn ControlFile>;
         Ok(files.iter().map(file).collect())
     }
 }

@@ -1,11 +1,13 @@
-//! A machine with one GPU or several, a model whose time passes as fast as the clock's, and services on it.
+//! A machine with one GPU or several, a model whose time passes as fast as the clock's, and services on it: they ask it over
+//! a socket, or, as on hardware, by the driver's files and ioctls.
 
 use std::path::PathBuf;
 use std::process::{Child, Command};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use forebay_kernel_model::{Kernel, objects_of_cuda};
 use forebay_proto::wire::Level;
 use forebay_rm::fake::{FakeRm, Load, remote};
 
@@ -15,8 +17,12 @@ use super::Service;
 pub struct Machine {
     pub rm: FakeRm,
     pub path: PathBuf,
+    /// The driver's files, where the service is to use these.
+    pub kernel: Option<Arc<Kernel>>,
     stop: Arc<AtomicBool>,
     pub programs: Vec<Child>,
+    /// One machine with files at a time: its service would find the programs of others.
+    _turn: Option<MutexGuard<'static, ()>>,
 }
 
 impl Machine {
@@ -30,6 +36,24 @@ impl Machine {
         let path = std::env::temp_dir().join(format!("forebay-rm-{}-{name}", std::process::id()));
         let _ = std::fs::remove_file(&path);
         remote::serve(rm.clone(), &path).unwrap();
+        Self::of(rm, path, None)
+    }
+
+    /// One whose services and programs use the driver's files and calls; none without root.
+    pub fn with_the_drivers_files(gpus: usize) -> Option<Self> {
+        let rm = FakeRm::with_gpus(gpus);
+        match Kernel::new(rm.clone()) {
+            Ok(kernel) => Some(Self::of(rm, PathBuf::new(), Some(Arc::new(kernel)))),
+            Err(why) => {
+                eprintln!("skipped: no model of the kernel's driver: {why}");
+                None
+            }
+        }
+    }
+
+    fn of(rm: FakeRm, path: PathBuf, kernel: Option<Arc<Kernel>>) -> Self {
+        static TURN: Mutex<()> = Mutex::new(());
+        let turn = kernel.is_some().then(|| TURN.lock().unwrap_or_else(PoisonError::into_inner));
         let stop = Arc::new(AtomicBool::new(false));
         let (gpu, end) = (rm.clone(), stop.clone());
         std::thread::spawn(move || {
@@ -41,7 +65,7 @@ impl Machine {
                 ran = now;
             }
         });
-        Machine { rm, path, stop, programs: Vec::new() }
+        Machine { rm, path, kernel, stop, programs: Vec::new(), _turn: turn }
     }
 
     /// A process that uses the GPU.
@@ -50,15 +74,27 @@ impl Machine {
     }
 
     pub fn program_with(&mut self, load: Load) -> u32 {
-        let child = Command::new("/bin/sleep").arg("600").spawn().unwrap();
+        let mut command = Command::new("/bin/sleep");
+        command.arg("600");
+        if let Some(kernel) = &self.kernel {
+            kernel.put_in(&mut command).unwrap();
+            objects_of_cuda(&mut command, 2, 5);
+        }
+        let child = command.spawn().unwrap();
         let pid = child.id();
-        self.rm.start(pid, 2, 5, load);
+        match self.kernel {
+            Some(_) => self.rm.set_load(pid, load),
+            None => self.rm.start(pid, 2, 5, load),
+        }
         self.programs.push(child);
         pid
     }
 
     pub fn service(&self) -> Service {
-        Service::start(&["--gpu", "0", "--fake-rm", self.path.to_str().unwrap()])
+        match &self.kernel {
+            Some(kernel) => Service::start_on(kernel.clone(), &["--gpu", "all"]),
+            None => Service::start(&["--gpu", "0", "--fake-rm", self.path.to_str().unwrap()]),
+        }
     }
 
     pub fn suspended(&self) -> Vec<u32> {

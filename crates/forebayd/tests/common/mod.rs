@@ -7,9 +7,10 @@ pub mod machine;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use forebay_kernel_model::Kernel;
 use forebay_proto::client::{Account, Connection, Session, cpu_time_ns};
 use forebay_proto::wire::{Class, Process, Request};
 
@@ -19,6 +20,8 @@ pub struct Service {
     child: Child,
     arguments: Vec<String>,
     environment: Vec<(&'static str, PathBuf)>,
+    /// Whose files of the driver it has.
+    kernel: Option<Arc<Kernel>>,
     /// One service at a time: another one's programs would not keep to this one's shares.
     _turn: MutexGuard<'static, ()>,
 }
@@ -30,6 +33,15 @@ impl Service {
 
     /// With these variables, too.
     pub fn start_in(arguments: &[&str], environment: Vec<(&'static str, PathBuf)>) -> Self {
+        Self::start_with(arguments, environment, None)
+    }
+
+    /// On a machine with the driver's files.
+    pub fn start_on(kernel: Arc<Kernel>, arguments: &[&str]) -> Self {
+        Self::start_with(arguments, Vec::new(), Some(kernel))
+    }
+
+    fn start_with(arguments: &[&str], environment: Vec<(&'static str, PathBuf)>, kernel: Option<Arc<Kernel>>) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         static TURN: Mutex<()> = Mutex::new(());
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -37,14 +49,20 @@ impl Service {
         let dir = std::env::temp_dir().join(format!("forebayd-test-{}-{n}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let arguments: Vec<String> = arguments.iter().map(|a| (*a).to_owned()).collect();
-        let child = Self::spawn(&dir, &arguments, &environment);
-        Service { dir, child, arguments, environment, _turn: turn }
+        let child = Self::spawn(&dir, &arguments, &environment, kernel.as_deref());
+        Service { dir, child, arguments, environment, kernel, _turn: turn }
     }
 
-    fn spawn(dir: &std::path::Path, arguments: &[String], environment: &[(&str, PathBuf)]) -> Child {
+    fn spawn(
+        dir: &std::path::Path,
+        arguments: &[String],
+        environment: &[(&str, PathBuf)],
+        kernel: Option<&Kernel>,
+    ) -> Child {
         let mut c = Command::new(env!("CARGO_BIN_EXE_forebayd"));
         c.arg("--socket").arg(dir.join("socket")).args(arguments).stderr(Stdio::piped());
         c.envs(environment.iter().map(|(k, v)| (*k, v)));
+        kernel.into_iter().for_each(|k| k.put_in(&mut c).unwrap());
         let mut child = c.spawn().unwrap();
         let mut err = std::io::BufReader::new(child.stderr.take().unwrap());
         let mut said = String::new();
@@ -81,7 +99,7 @@ impl Service {
     }
 
     pub fn restart(&mut self) {
-        self.child = Self::spawn(&self.dir, &self.arguments, &self.environment);
+        self.child = Self::spawn(&self.dir, &self.arguments, &self.environment, self.kernel.as_deref());
     }
 
     pub fn set(&self, pid: u32, class: Class) {
