@@ -15,13 +15,18 @@ use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 use crate::files::{Files, Found, Node};
 use crate::memory::Memory;
 
+/// A call of the model's own: the caller's process has one more kernel to do on the first GPU, of so many µs; the kernel's number
+/// comes in their place.
+const ESC_KERNEL: u8 = 240;
+/// Another one, with that number: it returns when the kernel has ended.
+const ESC_WAIT: u8 = 241;
 /// Most bytes of a command's parameters.
 const MAX_PARAMS: u32 = 1 << 20;
 
 /// Who calls, and with what.
-pub struct Caller {
+pub struct Caller<'a> {
     /// Its process, which all its threads share.
-    pub process: OwnedFd,
+    pub process: &'a OwnedFd,
     /// Its number.
     pub pid: u32,
     /// Its memory.
@@ -38,6 +43,8 @@ pub enum Answer {
     NotOurs,
     /// It is done.
     Done,
+    /// It is done when this kernel of the caller's has had its time.
+    Later(u64),
     /// It is done when this file is in the place of the caller's descriptor of that number.
     Put(Arc<OwnedFd>, i32),
 }
@@ -53,9 +60,9 @@ fn hex(params: &[u8]) -> String {
     all.join(" ")
 }
 
-impl Caller {
+impl Caller<'_> {
     fn descriptor(&self, fd: i32) -> io::Result<OwnedFd> {
-        Ok(pidfd_getfd(&self.process, fd, PidfdGetfdFlags::empty())?)
+        Ok(pidfd_getfd(self.process, fd, PidfdGetfdFlags::empty())?)
     }
 
     /// The structure, which must be of the size that the request says.
@@ -114,6 +121,12 @@ impl Caller {
                 self.memory.write(self.at, bytemuck::cast_slice(&cards))?;
                 Ok(Answer::Done)
             }
+            (Node::Control, ESC_KERNEL) => {
+                let kernel = files.rm().ask(self.pid, self.structure()?).ok_or_else(|| refused(libc::EINVAL))?;
+                self.memory.put(self.at, &kernel)?;
+                Ok(Answer::Done)
+            }
+            (Node::Control, ESC_WAIT) => Ok(Answer::Later(self.structure()?)),
             (Node::Gpu(_), ESC_REGISTER_FD) => {
                 let control = self.descriptor(self.structure()?)?;
                 let is_control = files.find(self.pid, control.as_fd())?.is_some_and(|f| f.node == Node::Control);

@@ -10,6 +10,7 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 use forebay_rm::ControlFile;
 use forebay_rm::fake::FakeRm;
@@ -38,6 +39,8 @@ pub struct Files {
     nodes: Vec<File>,
     open: BTreeMap<u64, Open>,
     next: u64,
+    /// Since when the GPUs' time is that of the clock, if it is, and how much of it they have had, µs.
+    clock: Option<(Instant, u64)>,
     /// Where each call is told.
     calls: Option<Box<dyn Write + Send>>,
 }
@@ -57,7 +60,21 @@ impl Files {
     pub fn new(rm: FakeRm, dev: &Path, nodes: &[String]) -> io::Result<Self> {
         let open = |n: &String| File::options().read(true).write(true).open(dev.join(n));
         let nodes = nodes.iter().map(open).collect::<io::Result<_>>()?;
-        Ok(Files { rm, nodes, open: BTreeMap::new(), next: 1, calls: None })
+        Ok(Files { rm, nodes, open: BTreeMap::new(), next: 1, clock: None, calls: None })
+    }
+
+    /// From now on the GPUs' time is that of the clock.
+    pub fn keep_time(&mut self) {
+        self.clock = Some((Instant::now(), 0));
+    }
+
+    /// The GPUs have had all time that has passed.
+    pub fn let_time_pass(&mut self) {
+        if let Some((since, had)) = &mut self.clock {
+            let now = since.elapsed().as_micros() as u64;
+            self.rm.run(now - *had);
+            *had = now;
+        }
     }
 
     /// From now on each call is a line there.

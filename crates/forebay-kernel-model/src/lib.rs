@@ -86,6 +86,11 @@ impl Kernel {
         &self.rm
     }
 
+    /// From now on the GPUs' time is that of the clock. Otherwise it passes when [`FakeRm::run`] lets it.
+    pub fn keep_time(&self) {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner).keep_time();
+    }
+
     /// From now on each call that a program makes is a line there: who, what, the parameters as words, the status.
     pub fn tell(&self, to: Box<dyn Write + Send>) {
         self.files.lock().unwrap_or_else(PoisonError::into_inner).tell(to);

@@ -3,8 +3,6 @@
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 
 use clap::Parser;
 use forebay_kernel_model::{Kernel, objects_of_cuda};
@@ -31,6 +29,7 @@ struct Arguments {
 
 fn run(a: &Arguments) -> std::io::Result<ExitCode> {
     let kernel = Kernel::new(FakeRm::with_gpus(a.gpus.max(1)))?;
+    kernel.keep_time();
     if let Some(path) = &a.calls {
         kernel.tell(Box::new(std::fs::File::create(path)?));
     }
@@ -45,23 +44,9 @@ fn run(a: &Arguments) -> std::io::Result<ExitCode> {
         eprintln!("process {}: kernels of {us} µs", child.id());
         beside.push(child);
     }
-    let ended = AtomicBool::new(false);
-    let status = std::thread::scope(|s| {
-        s.spawn(|| {
-            let (begun, mut ran) = (Instant::now(), 0);
-            while !ended.load(Ordering::Relaxed) {
-                std::thread::sleep(Duration::from_micros(500));
-                let now = begun.elapsed().as_micros() as u64;
-                kernel.rm().run(now - ran);
-                ran = now;
-            }
-        });
-        let mut c = Command::new(&a.command[0]);
-        c.args(&a.command[1..]);
-        let status = kernel.put_in(&mut c).and_then(|()| c.status());
-        ended.store(true, Ordering::Relaxed);
-        status
-    });
+    let mut c = Command::new(&a.command[0]);
+    c.args(&a.command[1..]);
+    let status = kernel.put_in(&mut c).and_then(|()| c.status());
     for mut child in beside {
         let held = kernel.rm().gpu_time(child.id()).unwrap_or(0);
         eprintln!("process {}: held the GPU for {} ms", child.id(), held / 1000);

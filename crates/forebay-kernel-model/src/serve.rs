@@ -1,11 +1,13 @@
 //! Listens to the calls of a program and of its children, and answers them.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::call::{Answer, Caller};
@@ -13,14 +15,17 @@ use crate::files::Files;
 use crate::inside::Listening;
 use crate::memory::Memory;
 
-/// So often it is looked which files have been closed.
-const LOOK: Duration = Duration::from_millis(2);
+/// So often it is looked which files have been closed, and what time it is.
+const LOOK: Duration = Duration::from_micros(500);
 
-/// Closes what nobody has open any more, for as long as the machine is there.
+/// Closes what nobody has open any more, and lets the GPUs' time pass, for as long as the machine is there.
 pub fn look_after(files: Weak<Mutex<Files>>) -> io::Result<()> {
     let look = move || {
         while let Some(files) = files.upgrade() {
-            files.lock().unwrap_or_else(PoisonError::into_inner).close_those_that_are();
+            let mut f = files.lock().unwrap_or_else(PoisonError::into_inner);
+            f.close_those_that_are();
+            f.let_time_pass();
+            drop(f);
             drop(files);
             std::thread::sleep(LOOK);
         }
@@ -28,65 +33,175 @@ pub fn look_after(files: Weak<Mutex<Files>>) -> io::Result<()> {
     std::thread::Builder::new().name("kernel model's files".into()).spawn(look).map(drop)
 }
 
-/// Serves a program that is about to start, in a thread that ends with the last of its processes.
+/// `SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP`.
+const SYNC_WAKE_UP: libc::c_ulong = 1;
+
+/// Serves a program that is about to start, in threads that end with the last of its processes.
 pub fn spawn(listening: Listening, files: Arc<Mutex<Files>>) -> io::Result<()> {
     let serve = move || match listening.take() {
-        Ok(Some(listener)) => while let Ok(true) = next(&listener, &files) {},
+        Ok(Some(listener)) => {
+            // A call takes a sixth of the time where the caller's core answers it; older kernels know nothing of that.
+            // SAFETY: a number is all that it takes.
+            unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SET_FLAGS, SYNC_WAKE_UP) };
+            let served = Served { listener, files, kernels: Mutex::default(), some: Condvar::new() };
+            std::thread::scope(|s| {
+                s.spawn(|| served.answer_those_that_wait());
+                let mut callers = HashMap::new();
+                while let Ok(true) = served.next(&mut callers) {}
+                served.lock_kernels().ended = true;
+                served.some.notify_all();
+            });
+        }
         Ok(None) => {}
         Err(why) => eprintln!("the kernel's model does not hear a program: {why}"),
     };
     std::thread::Builder::new().name("kernel model".into()).spawn(serve).map(drop)
 }
 
-/// Answers the next call; false when nobody is left to call.
-fn next(listener: &OwnedFd, files: &Mutex<Files>) -> io::Result<bool> {
-    let mut fds = [PollFd::new(listener, PollFlags::IN)];
-    match poll(&mut fds, None) {
-        Err(rustix::io::Errno::INTR) => return Ok(true),
-        other => other?,
-    };
-    if fds[0].revents().contains(PollFlags::HUP) {
-        return Ok(false);
-    }
-    let mut files = files.lock().unwrap_or_else(PoisonError::into_inner);
-    files.close_those_that_are();
-    // SAFETY: all zeroes is what the kernel wants to fill in.
-    let mut call: libc::seccomp_notif = unsafe { std::mem::zeroed() };
-    // SAFETY: the structure is what this call fills in.
-    if unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_RECV, &raw mut call) } != 0 {
-        // The caller was killed before it was asked.
-        return Ok(true);
-    }
-    let mut reply = libc::seccomp_notif_resp { id: call.id, val: 0, error: 0, flags: 0 };
-    match answer(&call, &mut files) {
-        Ok(Answer::Done) => {}
-        Ok(Answer::NotOurs) => reply.flags = libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32,
-        Ok(Answer::Put(file, at)) => {
-            if let Err(why) = put(listener, call.id, &file, at) {
-                reply.error = -why.raw_os_error().unwrap_or(libc::EIO);
-            }
-        }
-        Err(why) => reply.error = -why.raw_os_error().unwrap_or(libc::EIO),
-    }
-    // SAFETY: the structure is what this call takes. A caller that was killed meanwhile needs no answer.
-    unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND, &raw mut reply) };
-    Ok(true)
+/// So often it is looked whether a kernel that somebody waits for has ended.
+const TURN: Duration = Duration::from_micros(10);
+
+/// A call that waits for a kernel: its id, the process, and the kernel's number.
+struct Waiting {
+    call: u64,
+    pid: u32,
+    kernel: u64,
 }
 
-fn answer(call: &libc::seccomp_notif, files: &mut Files) -> io::Result<Answer> {
-    let pid = process_of(call.pid)?;
-    let known = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
-    let process = pidfd_open(known, PidfdFlags::empty())?;
+#[derive(Default)]
+struct Kernels {
+    waiting: Vec<Waiting>,
+    /// Nobody is left to call.
+    ended: bool,
+}
+
+struct Served {
+    listener: OwnedFd,
+    files: Arc<Mutex<Files>>,
+    kernels: Mutex<Kernels>,
+    some: Condvar,
+}
+
+impl Served {
+    fn lock_kernels(&self) -> MutexGuard<'_, Kernels> {
+        self.kernels.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Answers the next call; false when nobody is left to call.
+    fn next(&self, callers: &mut HashMap<u32, Process>) -> io::Result<bool> {
+        let mut fds = [PollFd::new(&self.listener, PollFlags::IN)];
+        match poll(&mut fds, None) {
+            Err(rustix::io::Errno::INTR) => return Ok(true),
+            other => other?,
+        };
+        if fds[0].revents().contains(PollFlags::HUP) {
+            return Ok(false);
+        }
+        // SAFETY: all zeroes is what the kernel wants to fill in.
+        let mut call: libc::seccomp_notif = unsafe { std::mem::zeroed() };
+        // Nothing is locked: when the caller was killed since, this waits for the next one.
+        // SAFETY: the structure is what this call fills in.
+        if unsafe { libc::ioctl(self.listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_RECV, &raw mut call) } != 0 {
+            return Ok(true);
+        }
+        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        files.close_those_that_are();
+        files.let_time_pass();
+        let answer = answer(&call, callers, &mut files);
+        drop(files);
+        let error = |why: &io::Error| -why.raw_os_error().unwrap_or(libc::EIO);
+        match answer {
+            Ok((_, Answer::Done)) => self.reply(call.id, 0, 0),
+            Ok((_, Answer::NotOurs)) => self.reply(call.id, 0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32),
+            Ok((pid, Answer::Later(kernel))) => {
+                self.lock_kernels().waiting.push(Waiting { call: call.id, pid, kernel });
+                self.some.notify_all();
+            }
+            Ok((_, Answer::Put(file, at))) => {
+                let put = put(&self.listener, call.id, &file, at);
+                self.reply(call.id, put.err().map_or(0, |why| error(&why)), 0);
+            }
+            Err(why) => self.reply(call.id, error(&why), 0),
+        }
+        Ok(true)
+    }
+
+    /// Answers calls that wait for kernels, until nobody is left to call.
+    fn answer_those_that_wait(&self) {
+        // Else the kernel would round a wait of microseconds up to fifty.
+        // SAFETY: a number is all that it takes.
+        unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
+        loop {
+            let none = |k: &mut Kernels| k.waiting.is_empty() && !k.ended;
+            let mut kernels = self.some.wait_while(self.lock_kernels(), none).unwrap_or_else(PoisonError::into_inner);
+            if kernels.ended {
+                return;
+            }
+            let waiting = std::mem::take(&mut kernels.waiting);
+            drop(kernels);
+            let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+            files.let_time_pass();
+            let (ended, waiting): (Vec<Waiting>, Vec<Waiting>) =
+                waiting.into_iter().partition(|w| files.rm().has_ended(w.pid, w.kernel));
+            drop(files);
+            ended.iter().for_each(|w| self.reply(w.call, 0, 0));
+            let wait = !waiting.is_empty();
+            self.lock_kernels().waiting.extend(waiting);
+            if wait {
+                std::thread::sleep(TURN);
+            }
+        }
+    }
+
+    /// A caller that was killed meanwhile needs none.
+    fn reply(&self, id: u64, error: i32, flags: u32) {
+        let mut reply = libc::seccomp_notif_resp { id, val: 0, error, flags };
+        // SAFETY: the structure is what this call takes.
+        unsafe { libc::ioctl(self.listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND, &raw mut reply) };
+    }
+}
+
+/// A caller's process, by its number and held.
+struct Process {
+    pid: Pid,
+    held: OwnedFd,
+}
+
+impl Process {
+    fn has_ended(&self) -> bool {
+        let mut fds = [PollFd::new(&self.held, PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
+    }
+}
+
+fn answer(
+    call: &libc::seccomp_notif,
+    callers: &mut HashMap<u32, Process>,
+    files: &mut Files,
+) -> io::Result<(u32, Answer)> {
+    // Another one may have the thread's number now.
+    if callers.get(&call.pid).is_some_and(Process::has_ended) {
+        callers.remove(&call.pid);
+    }
+    let process = match callers.entry(call.pid) {
+        Entry::Occupied(known) => known.into_mut(),
+        Entry::Vacant(place) => {
+            let pid = process_of(call.pid)?;
+            place.insert(Process { pid, held: pidfd_open(pid, PidfdFlags::empty())? })
+        }
+    };
     let [fd, request, at, ..] = call.data.args;
     let request = ((request & 0xFF) as u8, (request >> 16 & 0x3FFF) as usize);
-    Caller { process, pid, memory: Memory(known), request, at }.answer(files, fd as i32)
+    let pid = process.pid.as_raw_nonzero().get() as u32;
+    let caller = Caller { process: &process.held, pid, memory: Memory(process.pid), request, at };
+    Ok((pid, caller.answer(files, fd as i32)?))
 }
 
 /// The process of a thread.
-fn process_of(thread: u32) -> io::Result<u32> {
+fn process_of(thread: u32) -> io::Result<Pid> {
     let status = std::fs::read_to_string(format!("/proc/{thread}/status"))?;
     let number = status.lines().find_map(|l| l.strip_prefix("Tgid:")?.trim().parse().ok());
-    number.ok_or_else(|| io::ErrorKind::InvalidData.into())
+    number.and_then(Pid::from_raw).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 /// Puts a file in the place of a caller's descriptor.

@@ -7,8 +7,11 @@
 //! 2. Shares are of what active members use. An idle member's share flows on: from custom to normal members, from both to
 //!    custom ones when there is no normal one, and to background ones when nobody else is active.
 //! 3. Time is given in windows. Each active member earns its share of every window's length; what a member is charged
-//!    is taken off. The next window goes to the one with the most left, so nobody is ever ahead or behind by more than
-//!    [`Divider::bound_ns`].
+//!    is taken off. In a round of usual windows (a member's is as long as its share of the round) what it has left swings by
+//!    what others use in a round. It is to swing around nothing: the next window goes to whoever will soonest have half of
+//!    that left, and lasts until it owes the other half, but from half to one and a half times the usual. So the order stays
+//!    as it is, what came between is made up for in one window, and over any stretch of time nobody is ahead or behind by more
+//!    than its swing, save for what comes between, and never by more than [`Divider::bound_ns`].
 //! 4. A member that becomes idle forgets what it has left or owes beyond the bound; nothing is saved up by sleeping.
 //! 5. All numbers are integers; shares are millionths.
 
@@ -144,6 +147,19 @@ struct Entry {
     left: i128,
 }
 
+impl Entry {
+    /// Its window in a round of this length, ns.
+    fn usual_ns(&self, round_ns: u64) -> u64 {
+        let part = u128::from(round_ns) * u128::from(self.share) / u128::from(WHOLE);
+        (part as u64).max(MIN_WINDOW_NS)
+    }
+
+    /// Half of what it has left more before such a window than after it.
+    fn half_swing(&self, round_ns: u64) -> i128 {
+        i128::from(self.usual_ns(round_ns)) * i128::from(WHOLE - self.share) / 2
+    }
+}
+
 /// Divides a device's time among members.
 #[derive(Clone, Debug)]
 pub struct Divider {
@@ -215,11 +231,16 @@ impl Divider {
         self.entries.values().map(|e| (e.member, e.share))
     }
 
-    /// Who is next, and for how long at most; none when nobody who may run has work.
+    /// Who is next, and for how long at most; none when nobody who may run has work (rule 3).
     pub fn next(&self) -> Option<Window> {
+        let (round, whole) = (self.round_ns(), i128::from(WHOLE));
         let able = self.entries.values().filter(|e| e.share > 0);
-        let e = able.max_by_key(|e| (e.left, std::cmp::Reverse(e.member.id)))?;
-        let length = (u128::from(self.round_ns()) * u128::from(e.share) / u128::from(WHOLE)) as u64;
+        let due = |e: &Entry| (e.half_swing(round) - e.left).div_euclid(i128::from(e.share));
+        let e = able.min_by_key(|e| (due(e), e.member.id))?;
+        let usual = i128::from(e.usual_ns(round));
+        let others = whole - i128::from(e.share);
+        let length = if others == 0 { usual } else { (e.left + e.half_swing(round)) / others };
+        let length = length.clamp(usual / 2, usual * 3 / 2) as u64;
         Some(Window { owner: e.member.id, length_ns: length.max(MIN_WINDOW_NS) })
     }
 
@@ -351,8 +372,39 @@ mod tests {
             (0..members).for_each(|id| d.set(member(id, Class::Normal)).unwrap());
             // Idle ones make it no longer.
             (100..120).for_each(|id| d.set(Member { active: false, ..member(id, Class::Normal) }).unwrap());
+            // The first ones differ, which puts them apart.
+            run(&mut d, 10_000_000_000);
             assert!(d.next().unwrap().length_ns.abs_diff(window_ms * 1_000_000) < 100, "{members}: {:?}", d.next());
         }
+    }
+
+    /// What goes between them or wrong is made up for by the next windows' lengths; who comes after whom stays, and so nobody is
+    /// ever further off than its own window makes it.
+    #[test]
+    fn everybody_swings_around_its_share_and_returns_to_that_after_what_comes_between() {
+        let parts = [400_000u32, 300_000, 200_000, 100_000];
+        let mut d = Divider::new(100_000_000);
+        (0..).zip(parts).for_each(|(id, p)| d.set(member(id, Class::Custom(p))).unwrap());
+        run(&mut d, 1_000_000_000);
+        let mut order = Vec::new();
+        for i in 0..400 {
+            let w = d.next().unwrap();
+            // Now and then two have had something of a window, and neither what it was due.
+            if i % 50 == 17 {
+                d.charge(w.owner, 10_000_000);
+                d.charge((w.owner + 1) % 4, 10_000_000);
+            } else {
+                d.charge(w.owner, w.length_ns);
+                order.push(w.owner);
+            }
+            // (The one of them had the half of a window too soon.)
+            for e in d.entries.values() {
+                let most = e.half_swing(100_000_000) + 10_000_000 * i128::from(WHOLE);
+                assert!(e.left.abs() <= most, "at {i}: {e:?}");
+            }
+        }
+        let changes = order.windows(5).filter(|o| o[0] != o[4]).count();
+        assert!(changes < 60, "{changes} of {}", order.len());
     }
 
     fn class() -> impl Strategy<Value = Class> {

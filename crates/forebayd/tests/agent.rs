@@ -172,3 +172,53 @@ fn one_with_a_little_work_now_and_then_does_not_keep_the_gpu_from_one_that_is_bu
         assert!(more > 0.4 && (busy - 0.5).abs() < 0.02, "{load:?}: {more} {busy}");
     }
 }
+
+/// What each of them has of the GPU in any two seconds, by kernels that are done, against its share: the farthest, in points.
+fn farthest_in_two_seconds(shares: &[u32], kernels: &[u64]) -> f64 {
+    const TWO_SECONDS: u64 = 2_000_000;
+    let rm = FakeRm::default();
+    let own = Arc::new(Client::open(Arc::new(rm.clone()), 0).unwrap());
+    let mut agent = Agent::new(own.clone(), LogMeter::open(own).unwrap());
+    let pids: Vec<u32> = (10..).take(shares.len()).collect();
+    for ((pid, share), us) in pids.iter().zip(shares).zip(kernels) {
+        rm.start(*pid, 1, 1, Load::saturating(*us));
+        agent.adopt(*pid, Class::Custom(share * 10_000), 0).unwrap();
+    }
+    pass(&rm, &mut agent, 1_000_000);
+    let (mut had, mut now) = (Vec::<(u64, Vec<u64>)>::new(), 0);
+    while now < 20_000_000 {
+        let length = agent.begin().unwrap().length_ns / 1000;
+        let mut left = length;
+        while left > 0 {
+            had.push((now, pids.iter().map(|p| rm.gpu_time(*p).unwrap()).collect()));
+            let step = left.min(5000);
+            rm.run(step);
+            (left, now) = (left - step, now + step);
+        }
+        agent.end(length * 1000);
+    }
+    let mut farthest = 0f64;
+    for (i, (from, before)) in had.iter().enumerate() {
+        let Some((to, after)) = had[i..].iter().find(|(at, _)| at - from >= TWO_SECONDS) else { break };
+        for ((before, after), share) in before.iter().zip(after).zip(shares) {
+            let part = (after - before) as f64 / (to - from) as f64 * 100.0;
+            farthest = farthest.max((part - f64::from(*share)).abs());
+        }
+    }
+    farthest
+}
+
+#[test]
+fn in_any_two_seconds_everybody_has_its_share_whatever_its_kernels() {
+    let different = [100, 1000, 5000, 20_000];
+    for (shares, kernels, most) in [
+        (&[40, 30, 20, 10][..], &different[..], 1.5),
+        (&[10, 20, 30, 40], &different, 1.5),
+        (&[97, 1, 1, 1], &different, 1.5),
+        // Their rounds are half as long again.
+        (&[25, 25, 25, 10, 10, 5], &[1000; 6], 1.75),
+    ] {
+        let points = farthest_in_two_seconds(shares, kernels);
+        assert!(points <= most, "{shares:?}: {points}");
+    }
+}

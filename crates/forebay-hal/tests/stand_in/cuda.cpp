@@ -6,7 +6,8 @@
 //  - calls that need a current context fail without one; handles must be the driver's own;
 //  - a kernel that touches memory it must not makes the context unusable: every later call fails;
 //  - with STAND_IN_DELAYS set, streams stop now and then, so that one that should have waited for another is found;
-//  - graph nodes run in an order that their dependencies allow, and otherwise the latest first.
+//  - graph nodes run in an order that their dependencies allow, and otherwise the latest first;
+//  - with STAND_IN_TURNS set, kernels have their turns with those of other processes (turns.h).
 // "Compiling" turns CUDA C++ into a shared library with the host's g++. There are no barriers and no shared memory.
 // With STAND_IN_PTX=99 it plays a GPU of compute capability 9.9, which no compiler knows, so that NVIDIA's own makes PTX for it
 // (that of 9.0), and runs that (`ptx/`): what a GPU would run, with warps, barriers and shared memory.
@@ -37,6 +38,7 @@
 #include <vector>
 
 #include "ptx/lanes.h"
+#include "turns.h"
 
 #define API extern "C" __attribute__((visibility("default")))
 
@@ -208,6 +210,8 @@ struct Function {
   unsigned bound;
   // Its code is on the device.
   std::atomic<bool> loaded{false};
+  // Of one that is not run, but only has its time on the GPU.
+  double ns_of_a_round = 0;
   // Loading code waits for what runs.
   void load() {
     if (!loaded.exchange(true)) synchronise_all();
@@ -337,6 +341,7 @@ API int cuDevicePrimaryCtxRetain(void** c, int d) {
   if (d == number("STAND_IN_FULL", -1)) return OUT_OF_MEMORY;
   // Whoever wants to know finds a line for each context that was asked for.
   if (const char* path = getenv("STAND_IN_CONTEXTS")) std::ofstream(path, std::ios::app) << d << "\n";
+  turns::begin();
   *c = &context_tags[d];
   return sticky;
 }
@@ -670,7 +675,9 @@ API int cuModuleGetFunction(void** f, void* m, const char* name) {
   auto bound = (unsigned*)dlsym(((Module*)m)->library, (std::string("stand_in_bound_") + name).c_str());
   auto of_library = (void (*)(void**, Dim, Dim))r;
   auto go = [of_library](void** p, Dim grid, Dim block, unsigned) { of_library(p, grid, block); };
-  *f = new Function{go, {all, all + n}, *bound, {false}};
+  auto* made = new Function{go, {all, all + n}, *bound, {false}};
+  if (!strcmp(name, "spin") && n == 2) made->ns_of_a_round = turns::ns_of_a_round();
+  *f = made;
   return OK;
 }
 API int cuFuncLoad(void* f) {
@@ -784,8 +791,14 @@ API int cuLaunchKernel(void* f, unsigned gx, unsigned gy, unsigned gz, unsigned 
   if (bad_shape(grid, block)) return INVALID_VALUE;
   if (block.x * block.y * block.z > ((Function*)f)->bound) return LAUNCH_OUT_OF_RESOURCES;
   ((Function*)f)->load();
+  if (double ns = ((Function*)f)->ns_of_a_round) {
+    // How long it takes is known before it begins, so it is in the GPU's queue at once.
+    uint64_t kernel = turns::ask(uint64_t(*(uint32_t*)params[1] * ns));
+    s->push([kernel] { turns::wait(kernel); });
+    return OK;
+  }
   auto l = std::make_shared<Launch>(Launch::of((Function*)f, grid, block, shared, params));
-  s->push([l] { l->run(); });
+  s->push([l] { turns::during([&] { l->run(); }); });
   return OK;
 }
 API int cuLaunchHostFunc(void* stream, void (*f)(void*), void* data) {
@@ -871,7 +884,7 @@ API int cuGraphLaunch(void* exec, void* stream) {
   // A copy: later updates do not affect this launch.
   auto launches = std::make_shared<std::map<GraphNode*, Launch>>(((Exec*)exec)->launches);
   auto nodes = ((Exec*)exec)->nodes;
-  s->push([=] { run_graph(nodes, *launches); });
+  s->push([=] { turns::during([&] { run_graph(nodes, *launches); }); });
   return OK;
 }
 API int cuGraphExecDestroy(void* e) { delete (Exec*)e; return OK; }

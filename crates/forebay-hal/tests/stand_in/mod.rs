@@ -22,8 +22,9 @@ pub fn build() -> Option<&'static Path> {
             ("cuda.cpp", include_str!("cuda.cpp"), "libcuda.so.1"),
             ("opencl.cpp", include_str!("opencl.cpp"), OPENCL),
         ];
-        const HEADERS: [(&str, &str); 8] = [
+        const HEADERS: [(&str, &str); 9] = [
             ("nvrtc.h", include_str!("nvrtc.h")),
+            ("turns.h", include_str!("turns.h")),
             ("ptx/program.h", include_str!("ptx/program.h")),
             ("ptx/values.h", include_str!("ptx/values.h")),
             ("ptx/lanes.h", include_str!("ptx/lanes.h")),

@@ -54,6 +54,10 @@ struct Group {
     latencies: VecDeque<u64>,
     /// When kernels that were asked for arrive.
     arrivals: Vec<u64>,
+    /// Lengths of kernels of a program that says itself what it does, whether one of them has begun, and how many have ended.
+    asked: VecDeque<u64>,
+    of_asked: bool,
+    ended: u64,
     held_us: u64,
 }
 
@@ -63,7 +67,7 @@ impl Group {
     }
 
     fn ready(&self) -> bool {
-        self.enabled() && (self.left_us > 0 || !self.waiting.is_empty())
+        self.enabled() && (self.left_us > 0 || !self.waiting.is_empty() || !self.asked.is_empty())
     }
 }
 
@@ -98,6 +102,9 @@ impl Gpu {
             began_us: 0,
             latencies: VecDeque::new(),
             arrivals: Vec::new(),
+            asked: VecDeque::new(),
+            of_asked: false,
+            ended: 0,
             held_us: 0,
         };
         self.groups.insert(self.next, group);
@@ -126,6 +133,18 @@ impl Gpu {
                 g.waiting.extend((in_flight..load.depth).map(|_| now));
             }
         }
+    }
+
+    /// The first group of a process has one kernel more to do, which lasts so long; its number among these.
+    pub(super) fn ask(&mut self, pid: u32, us: u64) -> Option<u64> {
+        let g = self.groups.values_mut().find(|g| g.pid == pid)?;
+        g.asked.push_back(us.max(1));
+        Some(g.ended + u64::from(g.of_asked && g.left_us > 0) + g.asked.len() as u64)
+    }
+
+    /// Whether that has ended; that of a process which has gone, too.
+    pub(super) fn has_ended(&self, pid: u32, kernel: u64) -> bool {
+        self.groups.values().find(|g| g.pid == pid).is_none_or(|g| g.ended >= kernel)
     }
 
     pub(super) fn is_suspended(&self, pid: u32) -> bool {
@@ -242,13 +261,17 @@ impl Gpu {
             let now = self.now_us;
             let Some(g) = self.groups.get_mut(&holder) else { continue };
             if g.left_us == 0 {
-                g.began_us = g.waiting.pop_front().unwrap_or(now);
-                g.left_us = g.load.kernel_us;
+                let asked = g.asked.pop_front();
+                g.of_asked = asked.is_some();
+                g.left_us = asked.unwrap_or(g.load.kernel_us);
+                g.began_us = if g.of_asked { now } else { g.waiting.pop_front().unwrap_or(now) };
             }
             let step = g.left_us.min(g.slice_us.saturating_sub(used).max(1)).min(end.saturating_sub(now).max(1));
             g.left_us -= step;
             g.held_us += step;
-            if g.left_us == 0 && g.load.kernel_us > 0 {
+            if g.left_us == 0 && g.of_asked {
+                g.ended += 1;
+            } else if g.left_us == 0 && g.load.kernel_us > 0 {
                 g.arrivals.push(now + step + g.load.think_us);
                 g.latencies.truncate(MAX_LATENCIES - 1);
                 g.latencies.push_front(now + step - g.began_us);

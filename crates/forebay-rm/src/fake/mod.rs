@@ -219,6 +219,16 @@ impl FakeRm {
         self.lock().gpus.iter_mut().for_each(|g| g.set_load(pid, load));
     }
 
+    /// A process that has a group on the first GPU has one more kernel to do there, which lasts so long; its number among these.
+    pub fn ask(&self, pid: u32, us: u64) -> Option<u64> {
+        self.lock().gpus.first_mut()?.ask(pid, us)
+    }
+
+    /// Whether that has ended; that of a process which has gone, too.
+    pub fn has_ended(&self, pid: u32, kernel: u64) -> bool {
+        self.lock().gpus.first().is_none_or(|g| g.has_ended(pid, kernel))
+    }
+
     /// Whether any channel of a process is disabled.
     pub fn is_suspended(&self, pid: u32) -> bool {
         self.lock().gpus.iter().any(|g| g.is_suspended(pid))
