@@ -36,13 +36,19 @@ pub fn look_after(files: Weak<Mutex<Files>>) -> io::Result<()> {
 /// `SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP`.
 const SYNC_WAKE_UP: libc::c_ulong = 1;
 
+/// A call takes a sixth of the time where the caller's core answers it; but then the two share that core, and one that has its
+/// turns would wait for the scheduler's. Older kernels know nothing of it.
+fn answer_on_its_core(listener: &OwnedFd, on: bool) {
+    let flags = if on { SYNC_WAKE_UP } else { 0 };
+    // SAFETY: a number is all that it takes.
+    unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SET_FLAGS, flags) };
+}
+
 /// Serves a program that is about to start, in threads that end with the last of its processes.
 pub fn spawn(listening: Listening, files: Arc<Mutex<Files>>) -> io::Result<()> {
     let serve = move || match listening.take() {
         Ok(Some(listener)) => {
-            // A call takes a sixth of the time where the caller's core answers it; older kernels know nothing of that.
-            // SAFETY: a number is all that it takes.
-            unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SET_FLAGS, SYNC_WAKE_UP) };
+            answer_on_its_core(&listener, true);
             let served = Served { listener, files, kernels: Mutex::default(), some: Condvar::new() };
             std::thread::scope(|s| {
                 s.spawn(|| served.answer_those_that_wait());
@@ -58,8 +64,8 @@ pub fn spawn(listening: Listening, files: Arc<Mutex<Files>>) -> io::Result<()> {
     std::thread::Builder::new().name("kernel model".into()).spawn(serve).map(drop)
 }
 
-/// So often it is looked whether a kernel that somebody waits for has ended.
-const TURN: Duration = Duration::from_micros(10);
+/// After so long it is looked whether a kernel that somebody waits for has ended, at least and at most.
+const TURN_US: [u64; 2] = [10, 300];
 
 /// A call that waits for a kernel: its id, the process, and the kernel's number.
 struct Waiting {
@@ -71,6 +77,8 @@ struct Waiting {
 #[derive(Default)]
 struct Kernels {
     waiting: Vec<Waiting>,
+    /// There have been some.
+    some_waited: bool,
     /// Nobody is left to call.
     ended: bool,
 }
@@ -114,7 +122,12 @@ impl Served {
             Ok((_, Answer::Done)) => self.reply(call.id, 0, 0),
             Ok((_, Answer::NotOurs)) => self.reply(call.id, 0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32),
             Ok((pid, Answer::Later(kernel))) => {
-                self.lock_kernels().waiting.push(Waiting { call: call.id, pid, kernel });
+                let mut kernels = self.lock_kernels();
+                if !std::mem::replace(&mut kernels.some_waited, true) {
+                    answer_on_its_core(&self.listener, false);
+                }
+                kernels.waiting.push(Waiting { call: call.id, pid, kernel });
+                drop(kernels);
                 self.some.notify_all();
             }
             Ok((_, Answer::Put(file, at))) => {
@@ -143,12 +156,17 @@ impl Served {
             files.let_time_pass();
             let (ended, waiting): (Vec<Waiting>, Vec<Waiting>) =
                 waiting.into_iter().partition(|w| files.rm().has_ended(w.pid, w.kernel));
+            let [least, most] = TURN_US;
+            let soonest = files.rm().soonest_us().unwrap_or(most).clamp(least, most);
             drop(files);
             ended.iter().for_each(|w| self.reply(w.call, 0, 0));
-            let wait = !waiting.is_empty();
-            self.lock_kernels().waiting.extend(waiting);
-            if wait {
-                std::thread::sleep(TURN);
+            let mut kernels = self.lock_kernels();
+            let before = kernels.waiting.len();
+            kernels.waiting.extend(waiting);
+            // One that came meanwhile may end sooner.
+            if !kernels.waiting.is_empty() && before == 0 {
+                let waited = self.some.wait_timeout(kernels, Duration::from_micros(soonest));
+                drop(waited.unwrap_or_else(PoisonError::into_inner));
             }
         }
     }

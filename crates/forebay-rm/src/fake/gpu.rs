@@ -142,6 +142,17 @@ impl Gpu {
         Some(g.ended + u64::from(g.of_asked && g.left_us > 0) + g.asked.len() as u64)
     }
 
+    /// No kernel that was asked for ends sooner than in so many µs, if nobody is let on or asks for another meanwhile.
+    pub(super) fn soonest_us(&self) -> Option<u64> {
+        let holder = self.holder.map_or(0, |(n, _)| n);
+        let able = self.groups.iter().filter(|(_, g)| g.enabled() && (g.of_asked || !g.asked.is_empty()));
+        let ends = able.filter_map(|(n, g)| {
+            let left = if g.left_us > 0 { g.left_us } else { *g.asked.front()? };
+            Some(left + if *n == holder { 0 } else { SWITCH_US })
+        });
+        ends.min()
+    }
+
     /// Whether that has ended; that of a process which has gone, too.
     pub(super) fn has_ended(&self, pid: u32, kernel: u64) -> bool {
         self.groups.values().find(|g| g.pid == pid).is_none_or(|g| g.ended >= kernel)

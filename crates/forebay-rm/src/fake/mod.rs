@@ -224,6 +224,11 @@ impl FakeRm {
         self.lock().gpus.first_mut()?.ask(pid, us)
     }
 
+    /// No kernel that was asked for ends sooner than in so many µs, if nobody is let on or asks for another meanwhile.
+    pub fn soonest_us(&self) -> Option<u64> {
+        self.lock().gpus.first()?.soonest_us()
+    }
+
     /// Whether that has ended; that of a process which has gone, too.
     pub fn has_ended(&self, pid: u32, kernel: u64) -> bool {
         self.lock().gpus.first().is_none_or(|g| g.has_ended(pid, kernel))
