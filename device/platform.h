@@ -42,6 +42,7 @@ template <class T> FB_DEVICE T fb_kept(const T *p) {
 // These wait for no stores, and what comes after them is not told so; but what follows from their values, as an address or
 // in a branch, comes after them.
 FB_DEVICE u32 fb_count(u32 *p, u32 v) { u32 o; asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;" : "=r"(o) : "l"(p), "r"(v) : "memory"); return o; }
+FB_DEVICE u64 fb_clear64(u64 *p, u64 v) { u64 o; asm volatile("atom.acquire.gpu.global.and.b64 %0, [%1], %2;" : "=l"(o) : "l"(p), "l"(v) : "memory"); return o; }
 FB_DEVICE u64 fb_strike64(u64 *p, u64 v) { u64 o; asm volatile("atom.relaxed.gpu.global.and.b64 %0, [%1], %2;" : "=l"(o) : "l"(p), "l"(v) : "memory"); return o; }
 FB_DEVICE u64 fb_try64(u64 *p, u64 is, u64 v) { u64 o; asm volatile("atom.relaxed.gpu.global.cas.b64 %0, [%1], %2, %3;" : "=l"(o) : "l"(p), "l"(is), "l"(v) : "memory"); return o; }
 // What was done before it is seen by whoever acts on these bits.
@@ -158,6 +159,7 @@ FB_DEVICE void fb_mark(u32 *p, u32 v) { FB_STEP(); __atomic_store_n(p, v, __ATOM
 FB_DEVICE void fb_mark64(u64 *p, u64 v) { FB_STEP(); __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 template <class T> FB_DEVICE T fb_kept(const T *p) { return *p; }
 FB_DEVICE u32 fb_count(u32 *p, u32 v) { FB_STEP(); return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
+FB_DEVICE u64 fb_clear64(u64 *p, u64 v) { FB_STEP(); return __atomic_fetch_and(p, v, __ATOMIC_ACQUIRE); }
 FB_DEVICE u64 fb_strike64(u64 *p, u64 v) { FB_STEP(); return __atomic_fetch_and(p, v, __ATOMIC_ACQUIRE); }
 FB_DEVICE u64 fb_try64(u64 *p, u64 is, u64 v) { FB_STEP(); __atomic_compare_exchange_n(p, &is, v, false, __ATOMIC_SEQ_CST, __ATOMIC_ACQUIRE); return is; }
 FB_DEVICE u64 fb_release64(u64 *p, u64 v) { FB_STEP(); return __atomic_fetch_or(p, v, __ATOMIC_SEQ_CST); }

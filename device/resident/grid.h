@@ -55,6 +55,16 @@ FB_DEVICE bool fb_make(Context *c, u32 function, u64 first, u64 count, const voi
       if (fb_keep(c, &t)) return true;
       if (t.counted == FB_HELD) fb_here_add(&c->own->held.left, (u32)-1);
       else fb_bump(&g->roots[c->root].remaining, (u32)-1);
+    } else if (count == 1 && fb_others_idle(c) > 0) {
+      // Counted before it is another's.
+      t.counted = FB_COUNTED;
+      fb_count_all(c);
+      if (fb_put_post(c, &t)) return true;
+      if (fb_reserve(q)) {
+        fb_put_reserved(q, &t);
+        return true;
+      }
+      fb_bump(&g->roots[c->root].remaining, (u32)-1);
     } else if (fb_reserve(q)) {
       t.counted = FB_COUNTED;
       fb_count_all(c);
@@ -113,7 +123,8 @@ FB_DEVICE void fb_release_many(Context *c, u32 n, u32 done) {
   fb_put(&g->state->free_nodes, &free);
   // Its place in the queue it has had since it was made.
   Queue *q = &g->state->queues[t.priority & 1];
-  if (fb_others_idle(c) == 0 && fb_keep(c, &t)) fb_bump(&q->space, 1);
+  const bool idle = fb_others_idle(c) > 0;
+  if (idle ? t.count == 1 && fb_put_post(c, &t) : fb_keep(c, &t)) fb_bump(&q->space, 1);
   else fb_put_reserved(q, &t);
 }
 

@@ -15,6 +15,8 @@
 #define FB_BAD_FREE 4u
 #define FB_NO_ROOM 8u
 #define FB_FIRST_OWN 256u
+#define FB_POSTS 256u
+#define FB_POST_WORDS 16u
 #define FB_NONE 4294967295u
 struct alignas(64) Slot {
   u64 first;
@@ -105,6 +107,11 @@ static_assert(FB_OFFSET(Queue, pad2) == 260, "offset");
 static_assert(FB_OFFSET(Queue, tail) == 384, "offset");
 static_assert(FB_OFFSET(Queue, size) == 388, "offset");
 static_assert(FB_OFFSET(Queue, cells) == 392, "offset");
+struct alignas(128) Post {
+  u64 words[16];
+};
+static_assert(sizeof(Post) == 128, "size");
+static_assert(FB_OFFSET(Post, words) == 0, "offset");
 struct alignas(8) Node {
   u32 pending;
   u32 unused;
@@ -156,8 +163,10 @@ struct alignas(128) State {
   u32 permits;
   u32 stop;
   u32 unused;
+  u32 pad[28];
+  u64 waiting[4];
 };
-static_assert(sizeof(State) == 1920, "size");
+static_assert(sizeof(State) == 2048, "size");
 static_assert(FB_OFFSET(State, heads) == 0, "offset");
 static_assert(FB_OFFSET(State, queues) == 256, "offset");
 static_assert(FB_OFFSET(State, free_nodes) == 1280, "offset");
@@ -165,6 +174,8 @@ static_assert(FB_OFFSET(State, idle) == 1792, "offset");
 static_assert(FB_OFFSET(State, permits) == 1796, "offset");
 static_assert(FB_OFFSET(State, stop) == 1800, "offset");
 static_assert(FB_OFFSET(State, unused) == 1804, "offset");
+static_assert(FB_OFFSET(State, pad) == 1808, "offset");
+static_assert(FB_OFFSET(State, waiting) == 1920, "offset");
 struct alignas(8) Grid {
   struct State *state;
   struct Ring rings[2];
@@ -181,8 +192,9 @@ struct alignas(8) Grid {
   u32 aside_size;
   u32 halves;
   unsigned char *heap;
+  struct Post *posts;
 };
-static_assert(sizeof(Grid) == 128, "size");
+static_assert(sizeof(Grid) == 136, "size");
 static_assert(FB_OFFSET(Grid, state) == 0, "offset");
 static_assert(FB_OFFSET(Grid, rings) == 8, "offset");
 static_assert(FB_OFFSET(Grid, blocks) == 40, "offset");
@@ -198,3 +210,4 @@ static_assert(FB_OFFSET(Grid, aside) == 104, "offset");
 static_assert(FB_OFFSET(Grid, aside_size) == 112, "offset");
 static_assert(FB_OFFSET(Grid, halves) == 116, "offset");
 static_assert(FB_OFFSET(Grid, heap) == 120, "offset");
+static_assert(FB_OFFSET(Grid, posts) == 128, "offset");

@@ -2,12 +2,20 @@
 #pragma once
 
 // What is looked at, each by a lane: the slots behind what the block takes for the rings' heads, the stop word, what is for
-// everybody, how many are idle, and the heads.
+// everybody, how many are idle, and the heads. One who waits and keeps no ring has the words of his post in places of slots behind
+// the first ones, as far as there are any.
 #define FB_STOP_AT (FB_SEES_URGENT + FB_SEES)
 #define FB_QUEUES_AT (FB_STOP_AT + 1)
 #define FB_IDLE_AT (FB_QUEUES_AT + 2)
 #define FB_HEADS_AT (FB_IDLE_AT + 1)
+#ifdef FB_GPU
 #define FB_PLACES (FB_HEADS_AT + 2)
+#define FB_POST_PLACE(k) ((k) < FB_SEES_URGENT - 1 ? 1 + (k) : 2 + (k))
+static_assert(FB_POST_PLACE(FB_POST_WORDS - 1) < FB_STOP_AT, "a post has room in a look");
+#else
+#define FB_POST_PLACE(k) (FB_HEADS_AT + 2 + (k))
+#define FB_PLACES FB_POST_PLACE(FB_POST_WORDS)
+#endif
 #define FB_PARTS ((FB_PLACES + FB_WARP - 1) / FB_WARP)
 
 // Words of a slot: which has the round, and which the function and the number.
@@ -25,6 +33,8 @@ struct Look {
   u32 whole;
   // What this lane's word has above these bits once there is something to take in a ring that is kept.
   u32 expected, bits;
+  // Whether this lane's words are of the post: a bit for each part.
+  u64 of_post;
   // Of the ring with this lane's number: whether the block keeps it, and its head.
   bool keeps;
   u32 next;
@@ -56,12 +66,13 @@ FB_DEVICE const u64 *fb_place(Grid *g, const Own *o, u32 i) {
   }
   if (i == FB_STOP_AT) return (const u64 *)(o->permitted ? &g->control->stop : &g->state->stop);
   if (i == FB_IDLE_AT) return (const u64 *)&g->state->idle;
-  if (i >= FB_HEADS_AT) return fb_head(g, i - FB_HEADS_AT);
+  if (i >= FB_HEADS_AT) return i < FB_HEADS_AT + 2 ? fb_head(g, i - FB_HEADS_AT) : 0;
   return (const u64 *)&g->state->queues[i - FB_QUEUES_AT].count;
 }
 
 FB_DEVICE void fb_aim(Grid *g, const Own *o, Look *l) {
   l->whole = 0;
+  l->of_post = 0;
   for (u32 part = 0; part < FB_PARTS; part++) {
     const u32 i = part * FB_WARP + fb_in_crew();
     l->at[part] = i < FB_PLACES ? fb_place(g, o, i) : 0;
@@ -76,6 +87,16 @@ FB_DEVICE const u64 *fb_place_waiting(Grid *g, const Own *o, u32 whole, u32 ring
   if (k == 0) return slot + FB_LAST_WORD;
   return whole >> ring & 1 && k < FB_WORDS ? slot + (k - 1) : 0;
 }
+// Which word of a post is at a place; none of them is FB_POST_WORDS or more.
+FB_DEVICE u32 fb_post_word(u32 place) {
+#ifdef FB_GPU
+  if (place == 0 || place == FB_SEES_URGENT) return FB_POST_WORDS;
+  return place < FB_SEES_URGENT ? place - 1 : place - 2;
+#else
+  return place - FB_POST_PLACE(0);
+#endif
+}
+
 FB_DEVICE void fb_aim_waiting(Grid *g, const Own *o, Look *l) {
   fb_aim(g, o, l);
   for (u32 ring = 0; ring < 2; ring++)
@@ -84,6 +105,12 @@ FB_DEVICE void fb_aim_waiting(Grid *g, const Own *o, Look *l) {
     const u32 i = part * FB_WARP + fb_in_crew(), ring = i >= FB_SEES_URGENT;
     if (i >= FB_STOP_AT) continue;
     l->at[part] = fb_place_waiting(g, o, l->whole, ring, i - fb_first_place(ring));
+  }
+  for (u32 part = 0; part < FB_PARTS && o->open; part++) {
+    const u32 k = fb_post_word(part * FB_WARP + fb_in_crew());
+    if (k >= FB_POST_WORDS) continue;
+    l->at[part] = &g->posts[o->me - 1].words[k];
+    l->of_post |= 1ull << part;
   }
   const u32 ring = fb_in_crew() >= FB_SEES_URGENT, place = fb_in_crew() - fb_first_place(ring), ticket = o->next[ring];
   const bool sees = fb_in_crew() < FB_STOP_AT && (l->whole >> ring & 1);
@@ -133,7 +160,7 @@ FB_DEVICE u64 fb_marks(const Own *o, const Look *l, const u64 heads[2]) {
     bool is = false;
     if (i < FB_STOP_AT) {
       const u32 k = i - fb_first_place(ring);
-      const bool last_word = k == 0 || !(l->whole >> ring & 1);
+      const bool last_word = (k == 0 || !(l->whole >> ring & 1)) && !(l->of_post >> part & 1);
       is = (ring ? ordinary : urgent) && last_word && l->at[part] && (u32)(l->word[part] >> 32) == o->next[ring] + k + 1;
     } else if (i < FB_IDLE_AT) {
       is = i == FB_STOP_AT ? low != 0 : (int)low > 0;

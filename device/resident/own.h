@@ -43,8 +43,8 @@ struct Held {
 // While tasks run, their lanes add to `count`, `spilled`, `held.units` and `held.left` as they make some; between that, the
 // lanes of the first warp have it.
 struct Own {
-  // The last ones are done first. Beyond FB_LOCAL there is only what was taken.
-  Task tasks[FB_LOCAL + FB_TAKES];
+  // The last ones are done first. Beyond FB_LOCAL there is only what was taken, and what came by post meanwhile.
+  Task tasks[FB_LOCAL + FB_TAKES + 1];
   u32 count;
   // Tasks that were put aside, in the device's memory.
   u32 spilled;
@@ -60,6 +60,8 @@ struct Own {
   // It is counted among those; it may look at the rings.
   bool idle;
   bool permitted;
+  // Others may put something into its post, or are about to.
+  bool open;
   // Its heartbeat as it is, so that it need not be read.
   bool busy;
   u32 epoch;

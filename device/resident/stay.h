@@ -80,8 +80,9 @@ FB_DEVICE void fb_return_permit(Grid *g, Own *o) {
   o->permitted = false;
 }
 
-// The block waits no more: what it has only while it does is others'.
+// The block waits no more: what it has only while it does is others'. By one lane.
 FB_DEVICE void fb_wait_no_more(Context *c) {
+  fb_close_post(c->grid, c->own);
   fb_leave_rings(c->grid, c->own);
   fb_count_idle(c->grid, c->own, false);
   fb_return_permit(c->grid, c->own);
@@ -152,6 +153,12 @@ FB_DEVICE u32 fb_find(Context *c, Task *now) {
       fb_together();
       return FB_FOUND;
     }
+    if (fb_has_come(&l) == FB_POST_WORDS) {
+      if (fb_take_post(c, &l, limited, now)) return FB_AT_ONCE;
+      if (fb_in_crew() == 0) fb_wait_no_more(c);
+      fb_together();
+      return FB_FOUND;
+    }
     const u64 heads[2] = {fb_seen(&l, FB_HEADS_AT), fb_seen(&l, FB_HEADS_AT + 1)}, marks = fb_marks(o, &l, heads);
     const u32 known = o->stop, stop = marks >> FB_STOP_AT & 1 ? (u32)fb_seen(&l, FB_STOP_AT) : 0;
     const bool permitted = o->permitted;
@@ -183,22 +190,30 @@ FB_DEVICE u32 fb_find(Context *c, Task *now) {
     // What was submitted before the word was written is in a slot by the time that the word is seen, so it is seen by the
     // next look, which is everybody's: with the word seen nobody keeps a ring.
     const bool kept = fb_is_kept(o, 0) || fb_is_kept(o, 1);
-    if (known == FB_STOP_DRAIN && stop == FB_STOP_DRAIN && permitted && !kept) return FB_ENDS;
+    if (known == FB_STOP_DRAIN && stop == FB_STOP_DRAIN && permitted && !kept) {
+      // Nobody still reads how many tasks there are, of which one may come by post until the end.
+      fb_together();
+      return FB_ENDS;
+    }
     const bool settled = fb_permit(g, o, &l);
     // Who has looked at a ring that is nobody's, and found nothing, keeps it.
     const bool keeps = FB_KEEPS && marks == 0 && !moved && stop == 0 && permitted;
     fb_together();
     if (fb_in_crew() == 0) {
-      for (u32 i = 0; i < 2 && keeps; i++)
-        if (o->keeper[i] == 0) fb_keep_ring(g, o, i);
+      for (u32 i = 0; i < 2 && keeps; i++) {
+        if (o->keeper[i] != 0) continue;
+        fb_close_post(g, o);
+        fb_keep_ring(g, o, i);
+      }
       if (stop != 0) fb_leave_rings(g, o);
+      if (stop == 0 && o->count == 0 && !fb_keeps(o, 0) && !fb_keeps(o, 1)) fb_open_post(g, o);
       fb_count_idle(g, o, true);
       if (o->busy) fb_note(&g->beats[c->block].busy, 0);
       o->busy = false;
     }
     fb_together();
     // Where there was nothing, there is nothing until something is different.
-    const bool nothing = marks == 0 && !moved && known == stop && settled;
+    const bool nothing = marks == 0 && !moved && known == stop && settled && o->count == 0;
     if (nothing) fb_aim_waiting(g, o, &l);
     else fb_aim(g, o, &l);
     Look last;
@@ -207,6 +222,8 @@ FB_DEVICE u32 fb_find(Context *c, Task *now) {
       fb_idle(round++, fb_keeps(o, 0) || fb_keeps(o, 1));
       last = l;
       fb_look(&l);
+      // The rest of what has begun to come by post is on its way.
+      for (u32 there = fb_has_come(&l); there != 0 && there != FB_POST_WORDS; there = fb_has_come(&l)) fb_look(&l);
     } while (nothing && fb_same(&last, &l, limited));
   }
 }
@@ -218,8 +235,9 @@ FB_DEVICE bool fb_choose(Context *c, Shared *s) {
   const u32 found = fb_find(c, &s->tasks[0]);
   if (found == FB_AT_ONCE) return true;
   if (fb_in_crew() != 0) return false;
-  if (found == FB_ENDS) {
-    fb_wait_no_more(c);
+  if (found == FB_ENDS) fb_wait_no_more(c);
+  // (What came by post until then is done first, unless nothing more is to be.)
+  if (found == FB_ENDS && (o->count == 0 || o->stop == FB_STOP_NOW)) {
     fb_note(&c->grid->beats[c->block].busy, 0);
     s->n = 0;
     return false;
@@ -340,6 +358,7 @@ FB_DEVICE void fb_enter(Grid *g, Own *o, u32 block) {
   o->idle = o->busy = false;
   o->others_idle = 0;
   o->permitted = !g->limited;
+  o->open = false;
   o->looked = 0;
   o->me = block + 1;
   for (u32 i = 0; i < 2; i++) {

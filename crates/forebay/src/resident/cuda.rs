@@ -155,6 +155,7 @@ impl CudaSite {
         g.aside_size = sizes.aside as u32;
         g.aside = address(&aside)? as *mut _;
         parts.push(aside);
+        g.posts = place(device, &mut *side, &mut parts, &image.posts)? as *mut _;
         g.heap = heap.as_ref().map_or(0, |h| h.at) as *mut u8;
         warm(device, &mut *side)?;
         let grid = device.alloc(size_of::<layout::Grid>())?;

@@ -32,6 +32,10 @@ pub const FIRST_OWN: u32 = 1 << 8;
 
 /// Bytes of arguments.
 pub const ARGS: usize = 32;
+/// Halves of words that a task has.
+pub const POST_WORDS: usize = 16;
+/// Blocks that have posts: the first ones.
+pub const POSTS: usize = 256;
 /// Bytes of a result.
 pub const RESULT: usize = 40;
 
@@ -200,6 +204,11 @@ shared! {
         /// The cells.
         cells: *mut Cell,
     }
+    /// A task for a block that waits, where only that block looks.
+    struct Post align(128) {
+        /// Each half a word of it, below 1; 0 when there is none.
+        words: [u64; POST_WORDS],
+    }
     /// A task that waits for others.
     struct Node align(8) {
         /// How many.
@@ -259,6 +268,10 @@ shared! {
         stop: u32,
         /// Nothing; read with it.
         unused: u32,
+        /// Nothing.
+        pad: [u32; 28],
+        /// A bit for each block that waits and whose post is nobody's (post.h).
+        waiting: [u64; POSTS / 64],
     }
     /// Everything: what never changes, of which each block has a copy at hand, and where the rest is.
     struct Grid align(8) {
@@ -292,6 +305,8 @@ shared! {
         halves: u32,
         /// The heap (device/heap/heap.h), or null.
         heap: *mut u8,
+        /// A post for each of the first [`POSTS`] blocks.
+        posts: *mut Post,
     }
 }
 
@@ -313,6 +328,8 @@ pub fn header() -> String {
         ("FB_BAD_FREE", BAD_FREE),
         ("FB_NO_ROOM", NO_ROOM),
         ("FB_FIRST_OWN", FIRST_OWN),
+        ("FB_POSTS", POSTS as u32),
+        ("FB_POST_WORDS", POST_WORDS as u32),
         ("FB_NONE", u32::MAX),
     ];
     for (name, value) in numbers {

@@ -2,7 +2,7 @@
 
 use super::Sizes;
 use super::heap::Heap;
-use super::layout::{self, Beat, Cell, Control, Done, Node, Queue, Ring, Root, Slot, State, Task};
+use super::layout::{self, Beat, Cell, Control, Done, Node, Post, Queue, Ring, Root, Slot, State, Task};
 use super::together::{PIECES, TOGETHER};
 
 /// Everything that blocks and host share; freed when the last of them has gone.
@@ -16,6 +16,7 @@ pub(super) struct Memory {
     pub(super) cells: [Box<[Cell]>; 3],
     pub(super) nodes: Box<[Node]>,
     aside: Box<[Task]>,
+    pub(super) posts: Box<[Post]>,
     calls: Box<[Task]>,
     beats: Box<[Beat]>,
     control: Box<Control>,
@@ -55,6 +56,7 @@ impl Memory {
             cells: [zeroed(places), zeroed(places), zeroed(nodes)],
             nodes: zeroed(nodes),
             aside: zeroed(aside * blocks),
+            posts: zeroed(blocks.min(layout::POSTS)),
             calls: zeroed(TOGETHER * PIECES),
             beats: zeroed(blocks),
             control: Box::new(Control { stop: layout::RUN, unused: 0 }),
@@ -88,6 +90,7 @@ impl Memory {
             aside_size: aside as u32,
             halves: 0,
             heap: heap_at,
+            posts: m.posts.as_mut_ptr(),
         };
         m
     }

@@ -293,6 +293,7 @@ impl Builder {
         }
         out.push_str(include_str!("../../../../device/resident/queue.h"));
         out.push_str(include_str!("../../../../device/resident/own.h"));
+        out.push_str(include_str!("../../../../device/resident/post.h"));
         out.push_str(include_str!("../../../../device/resident/grid.h"));
         out.push_str(include_str!("../../../../device/resident/look.h"));
         out.push_str(include_str!("../../../../device/resident/at_once.h"));

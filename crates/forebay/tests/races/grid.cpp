@@ -37,6 +37,7 @@ static void once(u32 seed) {
   std::vector<Done> done(2 * ring);
   std::vector<Node> nodes(size);
   std::vector<Beat> beats(blocks);
+  std::vector<Post> posts(FB_POSTS);
   std::vector<Cell> cells[3] = {std::vector<Cell>(size), std::vector<Cell>(size), std::vector<Cell>(size)};
   Control control = {};
   Grid g = {};
@@ -64,6 +65,7 @@ static void once(u32 seed) {
   g.roots = roots.data();
   g.done = done.data();
   g.beats = beats.data();
+  g.posts = posts.data();
   g.control = &control;
 
   Crew crew(seed);

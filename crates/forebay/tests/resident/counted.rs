@@ -9,7 +9,8 @@ use super::{device, stand_in};
 
 /// Tells the stand-in to count, and where to say what.
 const COUNTS: &str = "STAND_IN_TIMED";
-/// Tasks of one lane: one that answers, and a chain of which each makes the next and the last one tells how long all took.
+/// Tasks of one lane: one that answers, and chains of which each makes the next, for itself or for another block, and the last one
+/// tells how long all took, and how many began in a block other than the one before.
 const TASKS: &str = "
 FB_DEVICE u64 arg(const Task *t, u32 i) { return ((const u64 *)t->args)[i]; }
 TASK_PER_THREAD(echo) { *(u64 *)fb_result(c) = arg(t, 0) + 1; }
@@ -19,6 +20,15 @@ TASK_PER_THREAD(chain) {
   if (next[0] == 0 || !fb_follow(c, FN_chain, 0, 1, next, sizeof next)) {
     ((u64 *)fb_result(c))[0] = next[0];
     ((u64 *)fb_result(c))[1] = fb_cycles() - begun;
+  }
+}
+TASK_PER_THREAD(hop) {
+  const u64 begun = arg(t, 1) ? arg(t, 1) : fb_cycles();
+  const u64 next[4] = {arg(t, 0) - 1, begun, c->block, arg(t, 3) + (arg(t, 2) != c->block)};
+  if (next[0] == 0 || !fb_spawn(c, FN_hop, 0, 1, next, sizeof next)) {
+    ((u64 *)fb_result(c))[0] = next[0];
+    ((u64 *)fb_result(c))[1] = fb_cycles() - begun;
+    ((u64 *)fb_result(c))[2] = next[3];
   }
 }
 ";
@@ -51,6 +61,32 @@ fn a_task_that_follows_another_begins_within_a_thousand_cycles() {
     };
     let (few, many) = (cycles(100), cycles(1100));
     assert!(many < few + 1000 * 1000, "1000 tasks take {} cycles", many - few);
+    grid.stop().unwrap();
+}
+
+/// A task for a block that waits goes where only that one looks, and begins there at once.
+#[test]
+fn a_task_for_another_block_begins_within_three_and_a_half_thousand_cycles() {
+    if std::env::var_os(COUNTS).is_none() {
+        return again("a_task_for_another_block_begins_within_three_and_a_half_thousand_cycles", "6");
+    }
+    let d = device().expect("the stand-in");
+    let mut grid = Builder::new(TASKS).functions(["echo", "chain", "hop"]).threads(256).start_on(&d).unwrap();
+    let hop = grid.function("hop").unwrap();
+    let cycles = |n: u64| {
+        // Until the blocks wait again.
+        std::thread::sleep(Duration::from_millis(20));
+        let args = [n, 0, u64::MAX, 0].map(u64::to_ne_bytes).concat();
+        let ticket = grid.submit(Call::new(hop).args(&args)).unwrap();
+        let [left, cycles, hops] = grid.wait(ticket).unwrap().result_as::<[u64; 3]>();
+        assert_eq!(left, 0);
+        // The first ones come before the block has seen that others wait.
+        assert!(hops + 40 > n, "{hops} of {n} went to another block");
+        cycles
+    };
+    let (few, many) = (cycles(100), cycles(600));
+    println!("a hop takes {} cycles", (many - few) / 500);
+    assert!(many < few + 500 * 3500, "500 tasks take {} cycles", many - few);
     grid.stop().unwrap();
 }
 
