@@ -50,7 +50,7 @@ fn a_task_that_follows_another_begins_within_a_thousand_cycles() {
         return again("a_task_that_follows_another_begins_within_a_thousand_cycles", "2");
     }
     let d = device().expect("the stand-in");
-    let mut grid = Builder::new(TASKS).functions(["echo", "chain"]).threads(256).start_on(&d).unwrap();
+    let mut grid = Builder::new(TASKS).functions(["echo", "chain", "hop"]).threads(256).start_on(&d).unwrap();
     let chain = grid.function("chain").unwrap();
     let cycles = |n: u64| {
         let args = [n, 0].map(u64::to_ne_bytes).concat();
@@ -98,7 +98,7 @@ fn a_task_for_one_lane_wakes_no_other_warps() {
     }
     const TRIPS: u64 = 40;
     let d = device().expect("the stand-in");
-    let mut grid = Builder::new(TASKS).functions(["echo", "chain"]).threads(256).start_on(&d).unwrap();
+    let mut grid = Builder::new(TASKS).functions(["echo", "chain", "hop"]).threads(256).start_on(&d).unwrap();
     let echo = grid.function("echo").unwrap();
     for i in 0..TRIPS {
         // Until a block waits again.
