@@ -49,7 +49,7 @@ impl Kernel {
     /// The model of a machine whose driver and GPUs are those of `rm`.
     ///
     /// # Errors
-    /// The kernel's, where the files cannot be made; [`io::ErrorKind::PermissionDenied`] without root.
+    /// The kernel's, where the files cannot be made or no program put in; [`io::ErrorKind::PermissionDenied`] without root.
     pub fn new(rm: FakeRm) -> io::Result<Self> {
         if !rustix::process::geteuid().is_root() {
             return Err(io::ErrorKind::PermissionDenied.into());
@@ -78,7 +78,12 @@ impl Kernel {
         let files = Files::new(rm.clone(), &path("dev"), &nodes)?;
         let files = Arc::new(Mutex::new(files));
         serve::look_after(Arc::downgrade(&files))?;
-        Ok(Kernel { rm, root, files })
+        let kernel = Kernel { rm, root, files };
+        // Root of a container may have neither mounts nor filters that are listened to.
+        let mut nothing = Command::new("/bin/true");
+        kernel.put_in(&mut nothing)?;
+        nothing.status()?;
+        Ok(kernel)
     }
 
     /// The fake that answers.
