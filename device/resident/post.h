@@ -17,6 +17,9 @@
 
 static_assert(FB_POST_WORDS * 4 == sizeof(Task), "a post is a task");
 
+// So many are asked, at most: an atomic operation each.
+#define FB_POST_TRIES 2
+
 FB_DEVICE u64 fb_bit_of(u32 block) { return 1ull << (block & 63); }
 FB_DEVICE u64 *fb_bits_with(Grid *g, u32 block) { return &g->state->waiting[block / 64]; }
 FB_DEVICE bool fb_is_there(u64 word) { return word >> 32 != 0; }
@@ -28,7 +31,7 @@ FB_DEVICE bool fb_put_post(Context *c, const Task *t) {
   // (Without a division, which takes longer than all else here.)
   const u32 blocks = g->blocks, next = c->block + 1 + fb_lane(), behind = next < blocks ? next : next - blocks;
   u32 to = behind < blocks ? behind : c->block;
-  for (u32 tries = 0; tries < 2 && to < FB_POSTS; tries++) {
+  for (u32 tries = 0; tries < FB_POST_TRIES && to < FB_POSTS; tries++) {
     const u64 waited = fb_clear64(fb_bits_with(g, to), ~fb_bit_of(to));
     if (waited & fb_bit_of(to)) {
       u32 halves[FB_POST_WORDS];

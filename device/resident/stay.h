@@ -217,13 +217,14 @@ FB_DEVICE u32 fb_find(Context *c, Task *now) {
     if (nothing) fb_aim_waiting(g, o, &l);
     else fb_aim(g, o, &l);
     Look last;
+    const bool by_post = nothing && o->open;
     do {
       if ((round & 255) == 0 && fb_in_crew() == 0) fb_note(&g->beats[c->block].epoch, ++o->epoch);
       fb_idle(round++, fb_keeps(o, 0) || fb_keeps(o, 1));
       last = l;
       fb_look(&l);
-      // The rest of what has begun to come by post is on its way.
-      for (u32 there = fb_has_come(&l); there != 0 && there != FB_POST_WORDS; there = fb_has_come(&l)) fb_look(&l);
+      // The rest of what has begun to come by post is on its way. (Who keeps a ring has none to ask for.)
+      for (u32 there = by_post ? fb_has_come(&l) : 0; there != 0 && there != FB_POST_WORDS; there = fb_has_come(&l)) fb_look(&l);
     } while (nothing && fb_same(&last, &l, limited));
   }
 }

@@ -7,14 +7,13 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use bytemuck::Pod;
+use forebay_rm::fake::CLASS_CHANNEL;
 use forebay_rm::sys::{
     Alloc, CLASS_CLIENT, CLASS_DEVICE, CLASS_GROUP, CLASS_SUBDEVICE, Card, DeviceAlloc, ESC_ALLOC, ESC_CARD_INFO,
     FIRST_OBJECT, MAGIC, MAX_CARDS, RawHandle, SubdeviceAlloc,
 };
 use rustix::fs::{Mode, OFlags, open};
-
-/// A channel's class on Hopper.
-const CLASS_CHANNEL: u32 = 0xC86F;
+use rustix::ioctl::opcode;
 
 /// The program of `command`, which must have been put into a model, has a client with `groups` channel groups of
 /// `channels` channels each on every GPU, as one of CUDA's. They are made before it starts, on a control file that stays
@@ -25,7 +24,7 @@ pub fn objects_of_cuda(command: &mut Command, groups: u32, channels: u32) {
 }
 
 fn call<T: Pod>(control: &OwnedFd, number: u8, t: &mut T) -> io::Result<()> {
-    let request = 0xC000_0000 | (size_of::<T>() as u32) << 16 | u32::from(MAGIC) << 8 | u32::from(number);
+    let request = opcode::read_write::<T>(MAGIC, number);
     // SAFETY: the structure is what the number says.
     let done = unsafe { libc::ioctl(control.as_raw_fd(), libc::c_ulong::from(request) as _, std::ptr::from_mut(t)) };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }

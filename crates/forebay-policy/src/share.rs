@@ -24,6 +24,8 @@ pub const MIN_WINDOW_NS: u64 = 5_000_000;
 /// Windows are at least so long on the average: with many members a round takes longer. With forty a second
 /// they cost a twentieth of a core: a change of owner takes the driver's calls 1.2 ms.
 pub const MEAN_WINDOW_NS: u64 = 25_000_000;
+/// A window is at least and at most so much of the usual one, in halves: what went otherwise is made up for within that.
+const HALVES: [i128; 2] = [1, 3];
 /// Most members of a device.
 pub const MAX_MEMBERS: usize = 1024;
 
@@ -240,7 +242,8 @@ impl Divider {
         let usual = i128::from(e.usual_ns(round));
         let others = whole - i128::from(e.share);
         let length = if others == 0 { usual } else { (e.left + e.half_swing(round)) / others };
-        let length = length.clamp(usual / 2, usual * 3 / 2) as u64;
+        let [least, most] = HALVES.map(|halves| usual * halves / 2);
+        let length = length.clamp(least, most) as u64;
         Some(Window { owner: e.member.id, length_ns: length.max(MIN_WINDOW_NS) })
     }
 

@@ -13,8 +13,8 @@
 //! **State**: the layouts restate NVIDIA's open kernel modules 580.142, and are the same in 555 and 570 ([`sys`] says how that
 //! was found out). The driver promises no stability, so a driver of another series is refused ([`Client::open`]). No GPU has
 //! been met so far: [`Host`] has been tested on a model of the driver's files and ioctls (`forebay-kernel-model`), which
-//! answers from the fake. Programs in C that were verified on an H200 under 580.159.04 run on that model too, and pass the
-//! same words for the same purpose.
+//! answers from the fake. Programs in C that were verified on an H200 under 580.159.04 run on that model too, and pass for
+//! the log, suspension and slices the words that are passed here, but for names of handles and an owner's tag.
 //!
 //! **Rules**
 //! 1. RM accepts a control call for a client only on the file on which that client was made: its check compares files,

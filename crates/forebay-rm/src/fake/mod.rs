@@ -32,7 +32,7 @@ use crate::sys::{
 
 pub use crate::target::DEFAULT_SLICE_US;
 /// A channel's class on Hopper.
-const CLASS_CHANNEL: u32 = 0xC86F;
+pub const CLASS_CHANNEL: u32 = 0xC86F;
 /// RM's id of the first GPU; the others' are so much higher each.
 const GPU_ID: u32 = 0x600;
 const GPU_ID_STEP: u32 = 0x100;
