@@ -11,9 +11,14 @@
 //!    what others use in a round. It is to swing around nothing: the next window goes to whoever will soonest have half of
 //!    that left, and lasts until it owes the other half, but from half to one and a half times the usual. So the order stays
 //!    as it is, what came between is made up for in one window, and over any stretch of time nobody is ahead or behind by more
-//!    than its swing, save for what comes between, and never by more than [`Divider::bound_ns`].
+//!    than its swing, save for what comes between, and never by more than [`Divider::bound_ns`]. All of them together have
+//!    nothing left and owe nothing.
 //! 4. A member that becomes idle forgets what it has left or owes beyond the bound; nothing is saved up by sleeping.
-//! 5. All numbers are integers; shares are millionths.
+//! 5. Where all members with a share fill the turns that the device gives them by itself, turns of lengths in proportion to
+//!    the shares divide it as well ([`Divider::turns`]). A round of these is two thirds as long as one of windows, and shorter
+//!    at first, as nobody is asked who is next: between the two orders somebody may come last and then first. What went
+//!    otherwise is made up for by lengths. Who is further behind than any order explains ([`Divider::behind`]) fills none.
+//! 6. All numbers are integers; shares are millionths.
 
 use std::collections::BTreeMap;
 
@@ -21,11 +26,15 @@ use std::collections::BTreeMap;
 pub const WHOLE: u64 = 1_000_000;
 /// Shortest window: a change of owner costs about a millisecond of suspending and resuming.
 pub const MIN_WINDOW_NS: u64 = 5_000_000;
-/// Windows are at least so long on the average: with many members a round takes longer. With forty a second
-/// they cost a twentieth of a core: a change of owner takes the driver's calls 1.2 ms.
-pub const MEAN_WINDOW_NS: u64 = 25_000_000;
-/// A window is at least and at most so much of the usual one, in halves: what went otherwise is made up for within that.
+/// Windows are at least so long on the average: with many members a round takes longer. With fifty a second
+/// they cost a sixteenth of a core: a change of owner takes the driver's calls 1.2 ms.
+pub const MEAN_WINDOW_NS: u64 = 20_000_000;
+/// A window or turn is at least and at most so much of the usual one, in halves: what went otherwise is made up for within that.
 const HALVES: [i128; 2] = [1, 3];
+/// Shortest and longest turn: a change takes some 0.15 ms, and nobody should keep the others waiting for longer.
+pub const TURN_NS: [u64; 2] = [1_000_000, 99_000_000];
+/// So far beyond what the order of turns explains nobody is behind who fills them: a look that came late, what changes cost.
+const BEHIND_NS: u64 = 5_000_000;
 /// Most members of a device.
 pub const MAX_MEMBERS: usize = 1024;
 
@@ -149,11 +158,20 @@ struct Entry {
     left: i128,
 }
 
+/// Millionths of a time.
+fn part_of(ns: u64, share: u64) -> u64 {
+    (u128::from(ns) * u128::from(share) / u128::from(WHOLE)) as u64
+}
+
 impl Entry {
     /// Its window in a round of this length, ns.
     fn usual_ns(&self, round_ns: u64) -> u64 {
-        let part = u128::from(round_ns) * u128::from(self.share) / u128::from(WHOLE);
-        (part as u64).max(MIN_WINDOW_NS)
+        part_of(round_ns, self.share).max(MIN_WINDOW_NS)
+    }
+
+    /// What it has left more before a turn in such a round than after it.
+    fn swing_of_turns(&self, round_ns: u64) -> i128 {
+        i128::from(part_of(round_ns, self.share)) * i128::from(WHOLE - self.share)
     }
 
     /// Half of what it has left more before such a window than after it.
@@ -181,6 +199,40 @@ impl Divider {
         self.period_ns.max(MEAN_WINDOW_NS * able as u64)
     }
 
+    /// How long a round of turns is, halved so many times where nobody's become too short by that, ns; none where they are too
+    /// long for somebody, or there are fewer than two.
+    pub fn round_of_turns_ns(&self, halved: u32) -> Option<u64> {
+        let able = || self.entries.values().filter(|e| e.share > 0).map(|e| e.share);
+        let (least, most) = (able().min()?, able().max()?);
+        let [shortest, longest] = TURN_NS;
+        let round = (self.round_ns() * 2 / 3).checked_shr(halved).unwrap_or(0);
+        let round = round.max(shortest.saturating_mul(WHOLE).div_ceil(least));
+        (able().nth(1).is_some() && part_of(round, most) <= longest).then_some(round)
+    }
+
+    /// How long the turns of everybody with a share are to be, in rounds of this length, so that all have theirs after
+    /// `until_ns` if all fill them (rule 5); in the order of their ids.
+    pub fn turns(&self, round_ns: u64, until_ns: u64) -> impl Iterator<Item = Window> {
+        let [shortest, longest] = TURN_NS.map(i128::from);
+        let turn = move |e: &Entry| {
+            let usual = i128::from(part_of(round_ns, e.share));
+            // Half of a turn's swing it may be on either side.
+            let beyond = (e.left.abs() - e.swing_of_turns(round_ns) / 2).max(0) / i128::from(WHOLE);
+            let more = e.left.signum() * beyond * i128::from(round_ns) / i128::from(until_ns.max(1));
+            let [least, most] = HALVES.map(|halves| usual * halves / 2);
+            let length = (usual + more).clamp(least, most).clamp(shortest, longest);
+            Window { owner: e.member.id, length_ns: length as u64 }
+        };
+        self.entries.values().filter(|e| e.share > 0).map(turn)
+    }
+
+    /// Who has been given less than rounds of turns of this length explain, and so fills none (rule 5).
+    pub fn behind(&self, round_ns: u64) -> impl Iterator<Item = u64> {
+        let (windows, much) = (self.round_ns(), i128::from(BEHIND_NS) * i128::from(WHOLE));
+        let is = move |e: &&Entry| e.left > e.half_swing(windows) + e.swing_of_turns(round_ns) + much;
+        self.entries.values().filter(|e| e.share > 0).filter(is).map(|e| e.member.id)
+    }
+
     /// Nobody with work all the time is ever further from its share than this, ns: a round of all members, and a shortest
     /// window for each (with many small ones a round takes longer).
     pub fn bound_ns(&self) -> u64 {
@@ -192,6 +244,18 @@ impl Divider {
         let members: Vec<Member> = self.entries.values().map(|e| e.member).collect();
         for (e, share) in self.entries.values_mut().zip(shares(&members)) {
             e.share = share;
+        }
+        self.level();
+    }
+
+    /// What came and went had something left or owed something: all with a share have had or lacked their part of that. Else
+    /// they would have shorter or longer windows than the usual ones from then on.
+    fn level(&mut self) {
+        let able = || self.entries.values().filter(|e| e.share > 0);
+        let (all, shares) = able().fold((0, 0), |(all, shares), e| (all + e.left, shares + i128::from(e.share)));
+        if shares > 0 {
+            let able = self.entries.values_mut().filter(|e| e.share > 0);
+            able.for_each(|e| e.left -= all * i128::from(e.share) / shares);
         }
     }
 
@@ -216,8 +280,8 @@ impl Divider {
         self.reshare();
     }
 
-    /// Says whether a member has work (rules 2 and 4).
-    pub fn set_active(&mut self, id: u64, active: bool) {
+    /// Says whether a member has work (rules 2 and 4); whether that is new.
+    pub fn set_active(&mut self, id: u64, active: bool) -> bool {
         let bound = i128::from(self.bound_ns()) * i128::from(WHOLE);
         if let Some(e) = self.entries.get_mut(&id)
             && e.member.active != active
@@ -225,7 +289,14 @@ impl Divider {
             e.member.active = active;
             e.left = e.left.clamp(-bound, 0);
             self.reshare();
+            return true;
         }
+        false
+    }
+
+    /// A member's share now; nothing of whoever is none.
+    pub fn share(&self, id: u64) -> u64 {
+        self.entries.get(&id).map_or(0, |e| e.share)
     }
 
     /// The members, with the share of each now.
@@ -248,17 +319,25 @@ impl Divider {
     }
 
     /// `used_ns` of the device have passed, all of them used by `owner` (rule 3). What one without a share has used it owes,
-    /// but it is due to nobody: by parts of it the others would come apart.
+    /// but it is due to nobody: by parts of it the others would come apart. What somebody uses in others' windows it owes as
+    /// well, but no more than the bound.
     pub fn charge(&mut self, owner: u64, used_ns: u64) {
         if let Some(e) = self.entries.get_mut(&owner).filter(|e| e.share == 0) {
             e.left = e.left.saturating_sub(i128::from(used_ns) * i128::from(WHOLE));
             return;
         }
+        let most = -i128::from(self.bound_ns()) * i128::from(WHOLE);
+        let mut beyond = false;
         for e in self.entries.values_mut() {
             e.left += i128::from(used_ns) * i128::from(e.share);
             if e.member.id == owner {
                 e.left -= i128::from(used_ns) * i128::from(WHOLE);
+                beyond = e.left < most;
+                e.left = e.left.max(most);
             }
+        }
+        if beyond {
+            self.level();
         }
     }
 }
@@ -370,7 +449,7 @@ mod tests {
 
     #[test]
     fn many_have_longer_rounds_not_shorter_windows() {
-        for (members, window_ms) in [(1, 100), (2, 50), (4, 25), (5, 25), (10, 25), (40, 25)] {
+        for (members, window_ms) in [(1, 100), (2, 50), (4, 25), (5, 20), (10, 20), (40, 20)] {
             let mut d = Divider::new(100_000_000);
             (0..members).for_each(|id| d.set(member(id, Class::Normal)).unwrap());
             // Idle ones make it no longer.
@@ -379,6 +458,53 @@ mod tests {
             run(&mut d, 10_000_000_000);
             assert!(d.next().unwrap().length_ns.abs_diff(window_ms * 1_000_000) < 100, "{members}: {:?}", d.next());
         }
+    }
+
+    #[test]
+    fn who_comes_and_goes_leaves_windows_as_long_as_they_were() {
+        let mut d = Divider::new(100_000_000);
+        (0..4).for_each(|id| d.set(member(id, Class::Normal)).unwrap());
+        for i in 0..200 {
+            let w = d.next().unwrap();
+            d.charge(w.owner, w.length_ns);
+            // At all moments of a round, with all that it has left or owes.
+            d.set_active(i % 4, i % 3 == 0);
+            if i % 7 == 0 {
+                d.remove(9);
+            } else {
+                d.set(member(9, Class::Normal)).unwrap();
+            }
+        }
+        d.remove(9);
+        (0..4).for_each(|id| drop(d.set_active(id, true)));
+        let all: i128 = d.entries.values().map(|e| e.left).sum();
+        assert!(all.abs() < 10, "{all}");
+        run(&mut d, 2_000_000_000);
+        let w = d.next().unwrap();
+        assert!(w.length_ns.abs_diff(25_000_000) < 1000, "{w:?}");
+    }
+
+    /// Turns of all members but `short`, which has little of each, in this order, from windows on; who is behind after so many
+    /// looks, and how much farther than by its swings somebody is off then.
+    fn take_turns(d: &mut Divider, order: &[u64], short: Option<u64>, looks: u32) -> (Vec<u64>, i128) {
+        let (mut behind, mut at) = (Vec::new(), 0);
+        for _ in 0..looks {
+            let round = d.round_of_turns_ns(0).unwrap();
+            let look_ns = 100_000_000.max(2 * round);
+            let lengths: BTreeMap<u64, u64> = d.turns(round, look_ns).map(|w| (w.owner, w.length_ns)).collect();
+            let mut passed = 0;
+            while passed < look_ns {
+                let id = order[at % order.len()];
+                at += 1;
+                let length = if Some(id) == short { 250_000 } else { lengths[&id] };
+                d.charge(id, length);
+                passed += length;
+            }
+            behind.extend(d.behind(round));
+        }
+        let (round, windows) = (d.round_of_turns_ns(0).unwrap(), d.round_ns());
+        let off = |e: &Entry| e.left.abs() - e.swing_of_turns(round) - e.half_swing(windows);
+        (behind, d.entries.values().map(off).max().unwrap() / i128::from(WHOLE))
     }
 
     /// What goes between them or wrong is made up for by the next windows' lengths; who comes after whom stays, and so nobody is
@@ -421,6 +547,33 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn turns_are_shares_in_whatever_order_and_who_fills_none_is_behind(
+            parts in proptest::collection::vec(1u32..100, 2..8),
+            began in 0u64..500,
+            turn in 0usize..8,
+            backwards: bool,
+        ) {
+            let total: u32 = parts.iter().sum();
+            let mut d = Divider::new(100_000_000);
+            for (id, p) in (0..).zip(&parts) {
+                d.set(member(id, Class::Custom(p * 1_000_000 / total))).unwrap();
+            }
+            prop_assume!(d.round_of_turns_ns(0).is_some());
+            run(&mut d, 1_000_000_000 + began * 1_000_000);
+            let mut order: Vec<u64> = (0..parts.len() as u64).collect();
+            order.rotate_left(turn % parts.len());
+            if backwards {
+                order.reverse();
+            }
+            let (behind, off) = take_turns(&mut d.clone(), &order, None, 20);
+            prop_assert!(behind.is_empty(), "{behind:?}");
+            prop_assert!(off < BEHIND_NS.into(), "{off} ns");
+            let largest = (0..parts.len() as u64).max_by_key(|id| d.share(*id)).unwrap();
+            let (behind, _) = take_turns(&mut d, &order, Some(largest), 20);
+            prop_assert_eq!(behind.first(), Some(&largest));
+        }
+
         /// Everybody with work all the time has its share, up to the bound, over any stretch from the beginning on.
         #[test]
         fn nobody_is_far_from_its_share(

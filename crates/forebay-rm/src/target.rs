@@ -212,13 +212,13 @@ impl Target {
         Ok(())
     }
 
-    /// Groups whose slice is `left_us`, which somebody who ended badly has left behind, get the driver's default.
+    /// Groups with a slice that somebody who ended badly has left behind, as `is_left` says of its µs, get the driver's default.
     ///
     /// # Errors
     /// As [`Target::slice`].
-    pub fn heal_slices(&mut self, own: &Client, left_us: u64) -> Result<()> {
-        let left: Vec<ChannelGroup> = self.groups.iter().copied().filter(|g| g.slice_us == left_us).collect();
-        self.groups.iter_mut().filter(|g| g.slice_us == left_us).for_each(|g| g.slice_us = DEFAULT_SLICE_US);
+    pub fn heal_slices(&mut self, own: &Client, is_left: impl Fn(u64) -> bool) -> Result<()> {
+        let left: Vec<ChannelGroup> = self.groups.iter().copied().filter(|g| is_left(g.slice_us)).collect();
+        self.groups.iter_mut().filter(|g| is_left(g.slice_us)).for_each(|g| g.slice_us = DEFAULT_SLICE_US);
         if left.is_empty() { Ok(()) } else { set_slices(own, self.pid, &left, |_| DEFAULT_SLICE_US) }
     }
 
@@ -280,11 +280,8 @@ impl Target {
     /// [`Error::Slice`] for a slice out of bounds, [`Error::Process`] for a process that is gone, or what the driver
     /// refused; nothing stays changed then.
     pub fn slice(&self, own: &Arc<Client>, us: u64) -> Result<Slices> {
-        if !(MIN_SLICE_US..=MAX_SLICE_US).contains(&us) {
-            return Err(Error::Slice { us, min: MIN_SLICE_US, max: MAX_SLICE_US });
-        }
         let s = Slices { own: own.clone(), pid: self.pid, groups: self.groups.clone() };
-        set_slices(own, self.pid, &self.groups, |_| us)?;
+        s.set(us)?;
         Ok(s)
     }
 }
@@ -355,6 +352,17 @@ pub struct Slices {
 }
 
 impl Slices {
+    /// Gives all of them other slices, of `us`.
+    ///
+    /// # Errors
+    /// As [`Target::slice`]; some of them may have their new slices then.
+    pub fn set(&self, us: u64) -> Result<()> {
+        if !(MIN_SLICE_US..=MAX_SLICE_US).contains(&us) {
+            return Err(Error::Slice { us, min: MIN_SLICE_US, max: MAX_SLICE_US });
+        }
+        set_slices(&self.own, self.pid, &self.groups, |_| us)
+    }
+
     /// Gives every group the slice that it had.
     ///
     /// # Errors

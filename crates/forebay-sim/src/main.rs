@@ -27,6 +27,7 @@ fn run(seed: u64, broken: bool) -> (String, usize) {
     let (mut said, mut bad) = (String::new(), 0);
     let all = [
         ("gpu", forebay_sim::gpu::run(seed, broken)),
+        ("gpu, slow", forebay_sim::gpu::run_slow(seed, broken)),
         ("credit", forebay_sim::credit::run(seed, broken)),
         ("narrow", forebay_sim::credit::run_narrow(seed, broken)),
         ("accelerator", forebay_sim::accelerator::run(seed, broken)),

@@ -114,14 +114,44 @@ fn two_gpus_are_divided_each_for_itself_and_both_give_back_when_the_service_is_k
     assert!(["gpu0", "gpu1"].iter().all(|d| on.iter().any(|o| o == d)), "{on:?}");
     for round in 0..3 {
         let off = |gpu: usize| pids.iter().any(|p| m.rm.is_suspended_on(gpu, *p));
-        until("somebody is off each", || off(0) && off(1));
+        let sliced = || pids.iter().any(|p| m.rm.is_sliced(*p));
+        until("somebody is off each, or there are turns", || (off(0) || sliced()) && (off(1) || sliced()));
         s.kill();
         let begun = Instant::now();
-        until("everybody is on both", || !off(0) && !off(1));
+        until("everybody is on both", || !off(0) && !off(1) && !sliced());
         assert!(begun.elapsed() < Duration::from_millis(100), "round {round}: {:?}", begun.elapsed());
         s.restart();
         until("all are found again", || known(&s, &pids));
     }
+}
+
+#[test]
+fn turns_take_the_windows_place_until_somebody_comes_and_slices_come_back_when_the_service_is_killed() {
+    let mut m = Machine::new("turns");
+    let pids = [1000, 20_000].map(|us| m.program(us));
+    let mut s = m.service();
+    until("both are found", || known(&s, &pids));
+    s.set(pids[0], Class::Custom(700_000));
+    let rm = m.rm.clone();
+    let turns = |pids: &[u32]| pids.iter().all(|p| rm.is_sliced(*p) && !rm.is_suspended(*p));
+    until("there are turns", || turns(&pids));
+    let got = m.shares(&pids, Duration::from_secs(2));
+    assert!((got[0] - 70.0).abs() < 3.0, "{got:?}");
+    assert!(turns(&pids));
+    // Killed: everybody goes on by the driver's turns, and by the next one's.
+    for _ in 0..2 {
+        s.kill();
+        let begun = Instant::now();
+        until("slices are the driver's", || pids.iter().all(|p| !m.rm.is_sliced(*p)));
+        assert!(begun.elapsed() < Duration::from_millis(100), "{:?}", begun.elapsed());
+        s.restart();
+        until("there are turns again", || turns(&pids));
+    }
+    // Somebody comes: there are windows.
+    let third = m.program(5000);
+    let off = |p: &u32| rm.is_suspended(*p);
+    until("somebody is off", || pids.iter().chain([&third]).any(off));
+    assert!(!turns(&pids));
 }
 
 #[test]

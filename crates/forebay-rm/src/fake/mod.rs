@@ -5,6 +5,7 @@
 //! on is open somewhere; suspension by lists is not bound to a file; what was suspended or sliced stays so when whoever
 //! did it has gone; questions about clients that do not exist are counted, since the driver logs them.
 
+mod cost;
 mod gpu;
 mod log;
 pub mod remote;
@@ -70,6 +71,8 @@ struct State {
     unprivileged: bool,
     /// Which GPU something is of is not said.
     silent_of_gpus: bool,
+    /// Calls take the GPUs' time.
+    calls_take_time: bool,
 }
 
 struct Mapping {
@@ -139,6 +142,7 @@ impl FakeRm {
             apart: 0,
             unprivileged: false,
             silent_of_gpus: false,
+            calls_take_time: false,
         })))
     }
 
@@ -253,9 +257,17 @@ impl FakeRm {
 
     /// Lets the GPUs run for `us`.
     pub fn run(&self, us: u64) {
-        let mut s = self.lock();
-        s.gpus.iter_mut().for_each(|g| g.run(us));
-        (0..s.gpus.len()).for_each(|gpu| s.drain(gpu, false));
+        self.lock().run(us);
+    }
+
+    /// The first GPU's time, µs.
+    pub fn now_us(&self) -> u64 {
+        self.lock().gpus.first().map_or(0, Gpu::now_us)
+    }
+
+    /// From now on calls take as much of the GPUs' time as they take an H200's.
+    pub fn let_calls_take_time(&self) {
+        self.lock().calls_take_time = true;
     }
 
     /// Time that a process's groups have held GPUs in kernels, µs; none for a process without any.
@@ -404,6 +416,21 @@ impl State {
                 Err(error::INVALID_CLIENT)
             }
         }
+    }
+
+    /// Lets the GPUs run.
+    fn run(&mut self, us: u64) {
+        self.gpus.iter_mut().for_each(|g| g.run(us));
+        (0..self.gpus.len()).for_each(|gpu| self.drain(gpu, false));
+    }
+
+    /// A command, with the time that it takes.
+    fn timed_control(&mut self, file: &Arc<FileId>, call: &Control, params: &mut [u8]) -> Result<(), u32> {
+        let (before, after) = if self.calls_take_time { cost::of(call.cmd, params) } else { (0, 0) };
+        self.run(before);
+        let done = self.control(file, call, params);
+        self.run(after);
+        done
     }
 
     fn control(&mut self, file: &Arc<FileId>, call: &Control, params: &mut [u8]) -> Result<(), u32> {
@@ -590,7 +617,7 @@ impl ControlFile for FakeFile {
         let mut words = vec![0u64; params.len().div_ceil(8)];
         let copy = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut words)[..params.len()];
         copy.copy_from_slice(params);
-        call.status = status(self.rm.lock().control(&self.id, call, copy));
+        call.status = status(self.rm.lock().timed_control(&self.id, call, copy));
         params.copy_from_slice(copy);
         Ok(())
     }

@@ -19,6 +19,11 @@ pub trait Reach {
     /// [`Refused`]; the process is as it was then.
     fn find(&self, pid: u32, known: &HashSet<RawHandle>) -> Result<Box<dyn Grip>, Refused>;
 
+    /// Whether somebody may be let on before others are taken off, without keeping them from going.
+    fn lets_on_first(&self) -> bool {
+        false
+    }
+
     /// Clients that an earlier service found this process to have.
     fn remember(&self, pid: u32, clients: &[RawHandle]) {
         let _ = (pid, clients);
@@ -57,9 +62,9 @@ pub trait Grip {
     /// Somebody else may have taken it off the GPU, which cannot be seen: lets it on, if it is not off by our doing.
     fn let_on(&mut self) {}
 
-    /// Makes its slices short, or gives it its own back. Where they cannot be changed they stay as they are.
-    fn shorten(&mut self, short: bool) {
-        let _ = short;
+    /// Gives it slices of so many µs, or its own. Where they cannot be changed they stay as they are; whether they are so now.
+    fn slice(&mut self, us: Option<u64>) -> bool {
+        us.is_none()
     }
 
     /// Its clients of the driver, where they are known.

@@ -15,6 +15,21 @@ use crate::ledger::Ledger;
 /// Slice of those who must let others through at once: shorter ones help no more, and cost switches.
 pub const SHORT_SLICE_US: u64 = 50;
 
+/// Slices for long turns end like this in decimal, as nobody else's do: so they are known for ours when we have left them behind.
+const MARK_US: u64 = 77;
+const MARKED_US: u64 = 100;
+
+/// The slice nearest to a turn's length that is known for ours.
+pub fn slice_of_turn(length_ns: u64) -> u64 {
+    let us = length_ns / 1000;
+    (us.saturating_sub(MARK_US) + MARKED_US / 2) / MARKED_US * MARKED_US + MARK_US
+}
+
+/// Whether that is a slice of ours.
+fn is_left(us: u64) -> bool {
+    us == SHORT_SLICE_US || us % MARKED_US == MARK_US
+}
+
 /// A process that has the driver open and no channels is about to make some, or it only asks the driver how things are. So many
 /// times it is looked into whenever that is asked for, then more seldom, down to every fourth time; from the beginning when
 /// it has opened or closed one of the driver's files, as whoever makes a channel does.
@@ -103,7 +118,11 @@ impl Reach for Hardware {
         let (own, ledger) = (self.own.clone(), self.ledger.clone());
         let target = enter(&own, pid, known, ledger.as_ref(), &mut w.search)?;
         let search = waiting.remove(&pid).unwrap_or_default().search;
-        Ok(Box::new(Process { own, target, search, ledger, off: None, short: None }))
+        Ok(Box::new(Process { own, target, search, ledger, off: None, slices: None }))
+    }
+
+    fn lets_on_first(&self) -> bool {
+        true
     }
 
     fn remember(&self, pid: u32, clients: &[RawHandle]) {
@@ -132,7 +151,8 @@ struct Process {
     search: Search,
     ledger: Option<Arc<Ledger>>,
     off: Option<Suspension>,
-    short: Option<Slices>,
+    /// Slices that are not its own, of so many µs.
+    slices: Option<(u64, Slices)>,
 }
 
 impl Grip for Process {
@@ -162,22 +182,29 @@ impl Grip for Process {
         }
     }
 
-    fn shorten(&mut self, short: bool) {
-        if short == self.short.is_some() {
-            return;
-        }
-        if !short {
-            self.short = None;
-            self.strike_groups();
-            return;
-        }
-        let entered = self.ledger.as_ref().is_none_or(|l| l.enter_groups(self.target.pid(), self.target.groups()));
-        if entered {
-            self.short = self.target.slice(&self.own, SHORT_SLICE_US).ok();
-            if self.short.is_none() {
+    fn slice(&mut self, us: Option<u64>) -> bool {
+        let is = self.slices.as_ref().map(|(us, _)| *us);
+        let Some(us) = us.filter(|us| is != Some(*us)) else {
+            if us.is_none() && is.is_some() {
+                self.slices = None;
                 self.strike_groups();
             }
+            return true;
+        };
+        if let Some((is, slices)) = &mut self.slices {
+            let set = slices.set(us).is_ok();
+            // Not known when that failed: they are set the next time.
+            *is = if set { us } else { 0 };
+            return set;
         }
+        if self.ledger.as_ref().is_some_and(|l| !l.enter_groups(self.target.pid(), self.target.groups())) {
+            return false;
+        }
+        self.slices = self.target.slice(&self.own, us).ok().map(|s| (us, s));
+        if self.slices.is_none() {
+            self.strike_groups();
+        }
+        self.slices.is_some()
     }
 
     fn look_again(&mut self, known: &HashSet<RawHandle>) -> bool {
@@ -208,7 +235,7 @@ impl Process {
 
     /// On the GPU first, with its own slices, out of the ledger then.
     fn let_go(&mut self) {
-        (self.off, self.short) = (None, None);
+        (self.off, self.slices) = (None, None);
         self.strike_groups();
         self.ledger.iter().for_each(|l| l.strike(self.target.channels()));
     }
@@ -232,7 +259,7 @@ fn enter(
     if ledger.is_some_and(|l| !l.enter(target.channels())) {
         return Err(Refused::Ledger);
     }
-    if let Err(e) = target.release(own).and_then(|()| target.heal_slices(own, SHORT_SLICE_US)) {
+    if let Err(e) = target.release(own).and_then(|()| target.heal_slices(own, is_left)) {
         ledger.iter().for_each(|l| l.strike(target.channels()));
         return Err(Refused::Driver(e));
     }

@@ -6,45 +6,66 @@
 //! Rules:
 //! 1. Who may be on the GPU and has work comes onto it as soon as another's slice is over. When another stays longer than
 //!    [`STAY_NS`], it has none: it is light.
-//! 2. It is light, too, if it uses less than [`IDLE_PERCENT`] of a window of its own in which somebody is beside it.
-//! 3. For that somebody is beside an owner for [`CHECK_NS`], after [`FIRST_CHECK_NS`] of its windows, and ever more seldom
-//!    while it is busy; again at its next window where it was the owner who stayed, which says nothing of it.
+//! 2. It is light, too, if it uses less than [`IDLE_PERCENT`] of a window of its own in which somebody is beside it, unless it
+//!    came back at each turn ([`comes_back`]): whoever has one kernel of 0.1 ms after the other, and none in its queue meanwhile,
+//!    has a twenty-fifth of the GPU beside somebody who fills the driver's turns, and may want all of it.
+//! 3. For that somebody is beside an owner, after [`FIRST_CHECK_NS`] of its windows, and ever more seldom while it is busy; again
+//!    at its next window where it was the owner who stayed, which says nothing of it. For the first of [`CHECK_NS`], as others
+//!    wait meanwhile; that shows who comes back at each turn. Of others the next window, of the second's length, decides.
 //! 4. A light process has no windows of its own, and is off in nobody's. It is no longer light when it has used more than
-//!    [`IDLE_PERCENT`] of [`LIGHT_NS`] beside others.
+//!    [`IDLE_PERCENT`] of [`LIGHT_NS`] beside others, or came back at each turn of these.
 
 use super::IDLE_PERCENT;
 
 /// Longer than it takes to let the owner of a window on, a slice of whoever is there, and a switch.
 pub const STAY_NS: u64 = 5_000_000;
-/// Somebody is beside an owner for so long: enough turns of others for one whose own are short.
-pub const CHECK_NS: u64 = 20_000_000;
+/// Somebody is beside an owner for so long: more than two of the stays that tell a light one, wherever its kernel comes; then enough
+/// turns of others for one whose own are short.
+const CHECK_NS: [u64; 2] = [10_000_000, 20_000_000];
 /// So much of its windows passes before that, at first and at most.
 const FIRST_CHECK_NS: u64 = 500_000_000;
 const MAX_CHECK_NS: u64 = 4_000_000_000;
 /// A light process is looked at over so long.
 const LIGHT_NS: u64 = 100_000_000;
 
+/// A turn of the driver's, a switch, and what it takes to let somebody on.
+const TURN_NS: u64 = 4_000_000;
+/// Who comes back at each turn has used so much, in hundredths.
+const LEAST_PERCENT: u64 = 2;
+
+/// Whether somebody who has used so much beside others came back at each of their turns: `stay_ns` is the longest of these.
+pub(super) fn comes_back(used_ns: u64, passed_ns: u64, stay_ns: u64) -> bool {
+    used_ns * 100 >= passed_ns * LEAST_PERCENT && (1..=TURN_NS).contains(&stay_ns)
+}
+
 /// What is known of it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Light {
     is: bool,
-    /// What it has used of others' windows, and how long they were.
-    beside_ns: (u64, u64),
+    /// What it has used of others' windows, how long they were, and their longest stay on the GPU.
+    beside_ns: (u64, u64, u64),
     /// Its windows since it was looked at, and after how much of them that is due again.
     unchecked_ns: u64,
     check_ns: u64,
+    /// The first look at it did not tell.
+    closer: bool,
 }
 
 impl Default for Light {
     fn default() -> Self {
-        Light { is: false, beside_ns: (0, 0), unchecked_ns: 0, check_ns: FIRST_CHECK_NS }
+        Light { is: false, beside_ns: (0, 0, 0), unchecked_ns: 0, check_ns: FIRST_CHECK_NS, closer: false }
     }
 }
 
 impl Light {
-    /// Rule 3.
-    pub(super) fn is_to_be_checked(&self) -> bool {
-        self.unchecked_ns >= self.check_ns
+    /// Rule 3: for how long somebody is to be beside it.
+    pub(super) fn is_to_be_checked(&self) -> Option<u64> {
+        (self.unchecked_ns >= self.check_ns).then_some(CHECK_NS[usize::from(self.closer)])
+    }
+
+    /// Whether this is the first look, which does not tell of one that did not come back at each turn.
+    pub(super) fn is_unsure(&mut self, comes_back: bool) -> bool {
+        !comes_back && !std::mem::replace(&mut self.closer, !comes_back)
     }
 
     /// It is light, as was just seen.
@@ -59,15 +80,18 @@ impl Light {
 
     /// It was busy with somebody beside it.
     pub(super) fn was_busy(&mut self) {
-        self.unchecked_ns = 0;
+        (self.unchecked_ns, self.closer) = (0, false);
         self.check_ns = (2 * self.check_ns).min(MAX_CHECK_NS);
     }
 
-    /// It has used so much of somebody else's window: whether it has work of which a light one would have less.
-    pub(super) fn has_more(&mut self, used_ns: u64, passed_ns: u64) -> bool {
-        let (used, passed) = (self.beside_ns.0 + used_ns, self.beside_ns.1 + passed_ns);
+    /// It has used so much of somebody else's window, in which nobody else stayed on the GPU for longer than that: whether it has
+    /// work of which a light one would have less.
+    pub(super) fn has_more(&mut self, used_ns: u64, passed_ns: u64, stay_ns: u64) -> bool {
+        let before = self.beside_ns;
+        let (used, passed, stay) = (before.0 + used_ns, before.1 + passed_ns, before.2.max(stay_ns));
         self.is &= used * 100 < passed.max(LIGHT_NS) * IDLE_PERCENT;
-        self.beside_ns = if self.is && passed < LIGHT_NS { (used, passed) } else { (0, 0) };
+        self.is &= passed < LIGHT_NS || !comes_back(used, passed, stay);
+        self.beside_ns = if self.is && passed < LIGHT_NS { (used, passed, stay) } else { (0, 0, 0) };
         !self.is
     }
 }
@@ -84,7 +108,7 @@ mod tests {
         let mut windows = Vec::new();
         for _ in 0..6 {
             let mut n = 0;
-            while !l.is_to_be_checked() {
+            while l.is_to_be_checked().is_none() {
                 l.was_alone(50 * MS);
                 n += 1;
             }
@@ -94,23 +118,34 @@ mod tests {
         assert_eq!(windows, [10, 20, 40, 80, 80, 80]);
         l.found();
         l.was_alone(500 * MS);
-        assert!(l.is_to_be_checked());
+        assert_eq!(l.is_to_be_checked(), Some(CHECK_NS[0]));
+        // Who is back at each turn is known at once, others at the second look.
+        assert!(!l.is_unsure(true));
+        assert!(l.is_unsure(false));
+        assert_eq!(l.is_to_be_checked(), Some(CHECK_NS[1]));
+        assert!(!l.is_unsure(false));
     }
 
     #[test]
     fn a_light_one_is_so_until_it_uses_more_than_its_part_of_others_windows() {
         let mut l = Light::default();
-        assert!(l.has_more(1, 100 * MS), "who is not light has more with the first thing that it does");
+        let more = |l: &mut Light, used, passed| l.has_more(used, passed, passed);
+        assert!(more(&mut l, 1, 100 * MS), "who is not light has more with the first thing that it does");
         l.found();
         // A kernel may be a good part of a short window.
         for passed in [5, 100, 20, 30, 50].into_iter().cycle().take(50) {
-            assert!(!l.has_more(MS * passed / 25, passed * MS));
-            assert!(!l.has_more(0, 2 * MS));
+            assert!(!more(&mut l, MS * passed / 25, passed * MS));
+            assert!(!more(&mut l, 0, 2 * MS));
         }
         // Nor is it much of two windows that are looked at together.
         l.found();
-        assert!(!l.has_more(2 * MS, 80 * MS) && !l.has_more(4 * MS, 100 * MS));
-        assert!((0..3).any(|_| l.has_more(2 * MS, 20 * MS)));
-        assert!(l.has_more(1, MS));
+        assert!(!more(&mut l, 2 * MS, 80 * MS) && !more(&mut l, 4 * MS, 100 * MS));
+        assert!((0..3).any(|_| more(&mut l, 2 * MS, 20 * MS)));
+        assert!(more(&mut l, 1, MS));
+        // One that is back at each turn has more, however little that comes to.
+        l.found();
+        assert!((0..5).any(|_| l.has_more(MS, 25 * MS, 2 * MS)));
+        l.found();
+        assert!((0..5).all(|_| !l.has_more(MS, 25 * MS, 5 * MS)));
     }
 }

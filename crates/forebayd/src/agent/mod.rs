@@ -2,8 +2,9 @@
 //! channels ([`Hardware`]) or its process lock ([`lock`]).
 //!
 //! Rules:
-//! 1. The policy ([`forebay_policy::share::Divider`]) says whose window is next; the agent makes it so: first the others
-//!    are taken off, then the owner is let on.
+//! 1. The policy ([`forebay_policy::share::Divider`]) says whose window is next; the agent makes it so. Where that does not keep
+//!    those who are to go from going ([`Reach::lets_on_first`]), nor somebody who is first in line, the owner is let on first:
+//!    the GPU does not wait for the driver's calls then. What the others use until they are off is charged to them ([`LATE_NS`]).
 //! 2. Whoever is idle is left on the GPU, so that work is noticed as use ([`Meter`]) at the end of the window in which it
 //!    comes; from then on it has windows of its own. That holds for background processes, too: one that was idle and off
 //!    could never show that it has work again.
@@ -19,13 +20,14 @@
 //!    had. Without it an interactive process is divided among like a normal one.
 //! 8. Who has the GPU to itself holds it in the log's eyes, with work or without. So while others wait, it is alone for
 //!    [`ALONE_NS`] at most; then one of them is let on beside it for [`GUEST_NS`], and an owner that is idle does not come
-//!    back from that. The guest is not charged.
+//!    back from that.
 //!    Who has a little work now and then only has no windows: see `light`.
 //! 9. What the agent took is given back when it is dropped; when it is killed instead, its guardian does so, and the next
 //!    one lets everybody on that it adopts ([`Agent::adopt`]).
 //! 10. Who should be on the GPU is let on every [`LET_ON_NS`], whoever took it off: on drivers of today anybody with access to
 //!     the device can suspend others.
-//! 11. A process that has gone is forgotten at the next thing that is done to it. One that has made channel groups since it
+//! 11. Where everybody with work fills turns, there are turns of such lengths in the windows' place: see `turns`.
+//! 12. A process that has gone is forgotten at the next thing that is done to it. One that has made channel groups since it
 //!     was adopted is looked into again.
 
 mod grip;
@@ -34,6 +36,7 @@ mod light;
 pub mod lock;
 mod meter;
 mod process;
+mod turns;
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -44,16 +47,16 @@ use forebay_rm::{Client, Error};
 
 pub use self::grip::{Gone, Grip, Reach};
 pub use self::hardware::{Hardware, SHORT_SLICE_US};
-use self::light::{CHECK_NS, STAY_NS};
+use self::light::STAY_NS;
 pub use self::meter::Meter;
-use self::process::Process;
+pub use self::process::LATE_NS;
+use self::process::{AVERAGE, Process};
+use self::turns::Turns;
 
 /// An owner that uses less of its window than this is idle.
 pub const IDLE_PERCENT: u64 = 5;
 /// Length of a round of windows.
-pub const PERIOD_NS: u64 = 100_000_000;
-/// Windows over which use is averaged.
-const AVERAGE: u64 = 16;
+pub const PERIOD_NS: u64 = 80_000_000;
 /// Away for less than this: the turn of another with a short slice, and both switches.
 pub const BURST_AWAY_NS: u64 = 1_000_000;
 /// For so long an interactive process that bursts has the GPU to itself. It could not show in the meantime that it has
@@ -102,6 +105,7 @@ pub struct Agent<M> {
     checks: bool,
     /// Whose windows the last ones were, and how long all of them together.
     alone: (u64, u64),
+    turns: Turns,
     /// Time since everybody was let on.
     since_let_on_ns: u64,
     /// Goes through fractions of 2^64 that have no period (multiples of the golden section).
@@ -155,6 +159,7 @@ impl<M: Meter> Agent<M> {
             last_guest: 0,
             checks: false,
             alone: (0, 0),
+            turns: Turns::default(),
             since_let_on_ns: 0,
             fraction: 0,
             passed_ns: 0,
@@ -191,6 +196,11 @@ impl<M: Meter> Agent<M> {
     /// Whether a process has been on the GPU, by the GPU's own log, adopted or not.
     pub fn has_seen(&self, pid: u32) -> bool {
         self.meter.switches(pid).is_some_and(|n| n > 0)
+    }
+
+    /// Whether everybody has turns at the moment, in the windows' place.
+    pub fn has_turns(&self) -> bool {
+        self.turns.are()
     }
 
     /// Lets the meter hear what would not be said any more when the window ends; how soon again, ns, while there is a window.
@@ -233,7 +243,10 @@ impl<M: Meter> Agent<M> {
         if let Some(p) = self.processes.get_mut(&pid) {
             member.class = divided(class, p.reserve.is_first());
             self.divider.set(member).map_err(Refused::Policy)?;
-            (p.class, p.nice) = (class, nice);
+            if (p.class, p.nice) != (class, nice) {
+                (p.class, p.nice) = (class, nice);
+                self.turns.disturb();
+            }
             return Ok(());
         }
         let known = self.clients(None);
@@ -245,6 +258,7 @@ impl<M: Meter> Agent<M> {
                 p.used_ns = self.meter.used_ns(pid).unwrap_or(0);
                 p.spent_ns = p.used_ns;
                 self.processes.insert(pid, p);
+                self.turns.disturb();
                 Ok(())
             }
             Err(e) => {
@@ -256,7 +270,9 @@ impl<M: Meter> Agent<M> {
 
     /// Lets a process go, on the GPU.
     pub fn forget(&mut self, pid: u32) {
-        self.processes.remove(&pid);
+        if self.processes.remove(&pid).is_some() {
+            self.turns.disturb();
+        }
         self.divider.remove(pid.into());
         self.reach.forget(pid);
         self.meter.forget(pid);
@@ -270,6 +286,10 @@ impl<M: Meter> Agent<M> {
     /// Begins the next window; the caller lets its length pass and then calls [`Agent::end`]. Without one there is nobody
     /// to divide among, and the caller looks again after a while.
     pub fn begin(&mut self) -> Option<Window> {
+        if let Some(turns) = self.take_turns() {
+            self.window = Some(turns);
+            return self.window;
+        }
         let first = |p: &Process| p.class == Class::Interactive && p.reserve.is_first();
         let bursts = self.processes.iter().find(|(_, p)| first(p) && p.bursts).map(|(pid, _)| u64::from(*pid));
         let probes = std::mem::take(&mut self.burst);
@@ -289,7 +309,8 @@ impl<M: Meter> Agent<M> {
                 w.length_ns -= w.length_ns / UNEQUAL * (self.fraction >> 56) / 256;
             }
             let alone = self.alone.0 == w.owner && self.alone.1 >= ALONE_NS;
-            self.checks = self.processes.get(&(w.owner as u32)).is_some_and(|p| p.light.is_to_be_checked());
+            let check_ns = self.processes.get(&(w.owner as u32)).and_then(|p| p.light.is_to_be_checked());
+            self.checks = check_ns.is_some();
             if alone || self.checks {
                 let waits = |(pid, p): (&u32, &Process)| {
                     let may = u64::from(*pid) != w.owner && p.class != Class::Suspended && !first(p);
@@ -299,7 +320,7 @@ impl<M: Meter> Agent<M> {
                 let behind = self.processes.range(self.last_guest.saturating_add(1)..).find_map(waits);
                 self.guest = behind.or_else(|| self.processes.iter().find_map(waits));
                 if let Some(guest) = self.guest {
-                    w.length_ns = if self.checks { CHECK_NS } else { GUEST_NS };
+                    w.length_ns = check_ns.unwrap_or(GUEST_NS);
                     self.last_guest = guest;
                 }
             }
@@ -314,15 +335,14 @@ impl<M: Meter> Agent<M> {
             _ => Some(pid) != owner && Some(pid) != guest && active.get(&pid) == Some(&true),
         };
         let mut gone = Vec::new();
-        for (&pid, p) in self.processes.iter_mut() {
-            if stays_off(pid, p) && p.grip.suspend().is_err() {
-                gone.push(pid);
-            }
-        }
-        for (&pid, p) in self.processes.iter_mut() {
-            if !stays_off(pid, p) {
-                p.grip.shorten(short && !first(p));
-                if p.grip.resume().is_err() {
+        // Who is first in line would have two turns of others to wait for.
+        let on_first = self.reach.lets_on_first() && !short;
+        for lets_on in [on_first, !on_first] {
+            for (&pid, p) in self.processes.iter_mut().filter(|(pid, p)| stays_off(**pid, p) != lets_on) {
+                if lets_on {
+                    p.grip.slice((short && !first(p)).then_some(SHORT_SLICE_US));
+                }
+                if p.let_on(lets_on).is_err() {
                     gone.push(pid);
                 }
             }
@@ -349,29 +369,30 @@ impl<M: Meter> Agent<M> {
         }
         // Without a window nothing is decided by it.
         self.meter.refresh(owner.is_some());
+        if self.turns.are() {
+            self.look_at_turns(passed_ns);
+            return;
+        }
         let first = |id: u64| {
             let p = self.processes.get(&(id as u32));
             p.is_some_and(|p| p.class == Class::Interactive && p.reserve.is_first())
         };
         let contended = self.divider.members().any(|(m, _)| m.active && m.class != Class::Suspended && !first(m.id));
         let on = self.processes.iter().filter(|(_, p)| !p.is_off()).map(|(pid, _)| *pid);
-        let stayed = on.filter(|pid| self.meter.longest_stay_ns(*pid).is_some_and(|ns| ns > STAY_NS));
-        let stayed: Vec<u32> = stayed.collect();
-        let another_stayed = |pid: u32| stayed.iter().any(|other| *other != pid);
+        let stays: Vec<(u32, u64)> = on.filter_map(|pid| Some((pid, self.meter.longest_stay_ns(pid)?))).collect();
+        let of_others =
+            |pid: u32| stays.iter().filter(|(other, _)| *other != pid).map(|(_, ns)| *ns).max().unwrap_or(0);
         let mut gone = Vec::new();
         let mut more = Vec::new();
+        let mut calm = owner.is_some() && !self.burst;
         for (&pid, p) in self.processes.iter_mut() {
             let Some(now) = self.meter.used_ns(pid) else {
                 gone.push(pid);
                 continue;
             };
-            let since = now.saturating_sub(std::mem::replace(&mut p.used_ns, now));
             let away = self.meter.longest_away_ns(pid);
             // Rule 3.
-            let used = if p.is_off() { 0 } else { since.min(passed_ns) };
-            p.average_ns = p.average_ns - p.average_ns / AVERAGE + used;
-            p.spent_ns += used;
-            p.off_ns += if p.is_off() { passed_ns } else { 0 };
+            let used = p.use_until(now, passed_ns);
             if self.meter.contexts(pid) > p.contexts {
                 more.push(pid);
             }
@@ -390,33 +411,48 @@ impl<M: Meter> Agent<M> {
                     continue;
                 }
             }
-            if used > 0 && (checks || Some(pid) != guest) {
+            if used > 0 {
                 self.divider.charge(pid.into(), used);
             }
-            let busy = used * 100 >= passed_ns * IDLE_PERCENT;
-            let stays = stayed.contains(&pid);
-            if !p.is_off() && another_stayed(pid) {
+            let others_ns = of_others(pid);
+            let comes_back = light::comes_back(used, passed_ns, others_ns);
+            let busy = used * 100 >= passed_ns * IDLE_PERCENT || guest.is_some() && comes_back;
+            let stays = stays.iter().any(|(of, ns)| *of == pid && *ns > STAY_NS);
+            if !p.is_off() && others_ns > STAY_NS {
                 p.light.found();
-                self.divider.set_active(pid.into(), false);
+                calm &= !self.divider.set_active(pid.into(), false);
                 continue;
             }
             match owner.filter(|w| w.owner == u64::from(pid)) {
+                // It keeps its windows until that is sure.
+                Some(_) if guest.is_some() && checks && p.light.is_unsure(comes_back) => {}
                 Some(_) => {
                     match guest {
                         Some(_) if checks && !busy => p.light.found(),
                         // Where it stayed the guest had nothing to do, either.
-                        Some(_) if checks && !stays => p.light.was_busy(),
+                        Some(_) if checks && !stays => {
+                            p.light.was_busy();
+                            p.fills = turns::fills(self.meter.longest_stay_ns(pid));
+                        }
                         Some(_) => {}
                         None => p.light.was_alone(passed_ns),
                     }
+                    calm &= busy;
                     self.divider.set_active(pid.into(), busy);
                 }
                 // Of one that stayed it cannot be said how much of that was work.
-                None if used > 0 && p.light.has_more(if stays { 0 } else { used }, passed_ns) => {
-                    self.divider.set_active(pid.into(), true);
+                None if used > 0 && p.light.has_more(if stays { 0 } else { used }, passed_ns, others_ns) => {
+                    calm &= !self.divider.set_active(pid.into(), true);
                 }
+                // One with a little work.
+                None if used > 0 => calm = false,
                 None => {}
             }
+        }
+        if calm {
+            self.turns.calm(passed_ns);
+        } else {
+            self.turns.disturb();
         }
         for pid in gone {
             self.forget(pid);

@@ -3,8 +3,14 @@
 use forebay_policy::reserve::Reserve;
 use forebay_policy::share::Class;
 
-use super::grip::Grip;
+use super::grip::{Gone, Grip};
 use super::light::Light;
+
+/// Windows over which use is averaged.
+pub(super) const AVERAGE: u64 = 16;
+
+/// So much of a window somebody may have used who was taken off at its beginning, ns: until the driver has done so.
+pub const LATE_NS: u64 = 2_000_000;
 
 /// A process.
 pub(super) struct Process {
@@ -19,6 +25,8 @@ pub(super) struct Process {
     pub(super) average_ns: u64,
     /// Time for which it was off the GPU by our doing.
     pub(super) off_ns: u64,
+    /// It was taken off at the beginning of this window.
+    taken_off: bool,
     /// Of an interactive one: how long it may go on being first, and whether it comes back as soon as it can.
     pub(super) reserve: Reserve,
     pub(super) bursts: bool,
@@ -26,6 +34,10 @@ pub(super) struct Process {
     pub(super) contexts: usize,
     /// Whether it has work all the time.
     pub(super) light: Light,
+    /// Whether it filled the driver's turns when somebody was beside it last, and how often it had come onto the GPU when turns
+    /// were looked at last.
+    pub(super) fills: bool,
+    pub(super) came: Option<u64>,
 }
 
 impl Process {
@@ -38,11 +50,38 @@ impl Process {
             spent_ns: 0,
             average_ns: 0,
             off_ns: 0,
+            taken_off: false,
             reserve: Reserve::default(),
             bursts: false,
             contexts: 0,
             light: Light::default(),
+            fills: false,
+            came: None,
         }
+    }
+
+    /// Lets it on, or takes it off.
+    pub(super) fn let_on(&mut self, on: bool) -> Result<(), Gone> {
+        let was_on = !self.is_off();
+        let done = if on { self.grip.resume() } else { self.grip.suspend() };
+        self.taken_off = was_on && self.is_off();
+        done
+    }
+
+    /// Its use is so much by now, at the end of so much time; how much of that is of this time. Whoever was off has used
+    /// nothing, even if its context was still there, but what it used until it was.
+    pub(super) fn use_until(&mut self, now_ns: u64, passed_ns: u64) -> u64 {
+        let since = now_ns.saturating_sub(std::mem::replace(&mut self.used_ns, now_ns));
+        let most = match (self.is_off(), self.taken_off) {
+            (false, _) => passed_ns,
+            (true, true) => LATE_NS.min(passed_ns),
+            (true, false) => 0,
+        };
+        let used = since.min(most);
+        self.average_ns = self.average_ns - self.average_ns / AVERAGE + used;
+        self.spent_ns += used;
+        self.off_ns += if self.is_off() { passed_ns } else { 0 };
+        used
     }
 
     pub(super) fn is_off(&self) -> bool {
