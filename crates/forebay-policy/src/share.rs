@@ -476,7 +476,9 @@ mod tests {
             }
         }
         d.remove(9);
-        (0..4).for_each(|id| drop(d.set_active(id, true)));
+        (0..4).for_each(|id| {
+            d.set_active(id, true);
+        });
         let all: i128 = d.entries.values().map(|e| e.left).sum();
         assert!(all.abs() < 10, "{all}");
         run(&mut d, 2_000_000_000);

@@ -297,10 +297,15 @@ impl Server {
     }
 
     fn look_for_processes(&mut self) {
+        // They have the driver open all the time, and never a channel.
+        let guardians: Vec<u32> = self.gpus.iter().map(|g| g.guardian.pid).collect();
         for gpu in 0..self.gpus.len() {
             let Steered { processes, number, .. } = &mut self.gpus[gpu];
             let wrong = match processes() {
-                Ok(pids) => self.service.gpu_processes(gpu, &pids),
+                Ok(mut pids) => {
+                    pids.retain(|pid| !guardians.contains(pid));
+                    self.service.gpu_processes(gpu, &pids)
+                }
                 Err(e) => vec![format!("the processes on GPU {number} cannot be listed: {e}")],
             };
             wrong.into_iter().for_each(|line| self.say(line));

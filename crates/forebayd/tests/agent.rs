@@ -273,3 +273,31 @@ fn one_that_rests_on_the_gpu_leaves_it_to_those_who_wait_and_one_that_works_keep
     let part = other(1_000_000);
     assert!(part > 0.9, "{part}");
 }
+
+#[test]
+fn who_comes_in_the_middle_of_turns_ends_them_and_everybody_counts_as_before() {
+    let rm = FakeRm::default();
+    let own = Arc::new(Client::open(Arc::new(rm.clone()), 0).unwrap());
+    let mut agent = Agent::new(own.clone(), LogMeter::open(own).unwrap());
+    for pid in [10, 20] {
+        rm.start(pid, 1, 1, Load::saturating(5000));
+        agent.adopt(pid, Class::Normal, 0).unwrap();
+    }
+    while !agent.has_turns() {
+        pass(&rm, &mut agent, 100_000);
+        assert!(rm.now_us() < 10_000_000);
+    }
+    // A look has begun, and is not over.
+    let length = agent.begin().unwrap().length_ns;
+    assert!(agent.has_turns() && !agent.is_to_be_ended());
+    rm.run(length / 2000);
+    rm.start(30, 1, 1, Load::saturating(1000));
+    agent.adopt(30, Class::Custom(500_000), 0).unwrap();
+    assert!(agent.is_to_be_ended());
+    agent.end(length / 2);
+    assert!(!agent.is_to_be_ended() && agent.views().all(|(_, v)| v.member.active));
+    let before = [10, 20, 30].map(|pid| rm.gpu_time(pid).unwrap());
+    pass(&rm, &mut agent, 1_000_000);
+    let had = [0, 1, 2].map(|i| rm.gpu_time([10, 20, 30][i]).unwrap() - before[i]);
+    assert!([250_000, 250_000, 500_000].into_iter().zip(had).all(|(due, had)| had.abs_diff(due) < 40_000), "{had:?}");
+}

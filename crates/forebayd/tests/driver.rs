@@ -13,6 +13,7 @@ use common::until;
 use forebay_kernel_model::Kernel;
 use forebay_proto::wire::{Class, Request};
 use forebay_rm::fake::{FakeRm, Load};
+use forebay_rm::sys::CMD_HANDLE_INFO;
 
 #[test]
 fn shares_hold_and_a_program_comes_through_at_once_where_it_is_to() {
@@ -27,7 +28,10 @@ fn shares_hold_and_a_program_comes_through_at_once_where_it_is_to() {
         s.set(*pid, Class::Custom(share));
     }
     std::thread::sleep(Duration::from_secs(1));
+    let asked = m.rm.calls(CMD_HANDLE_INFO);
     let got = m.shares(&pids, Duration::from_secs(4));
+    // Nobody is looked into again; the guardian, which has the driver open, too, never is.
+    assert_eq!(m.rm.calls(CMD_HANDLE_INFO), asked);
     for (got, want) in got.iter().zip([40.0, 30.0, 20.0, 10.0]) {
         assert!((got - want).abs() < 3.0, "{got:?} {want}");
     }

@@ -203,6 +203,11 @@ impl<M: Meter> Agent<M> {
         self.turns.are()
     }
 
+    /// Whether a window should end before its time: something has happened that turns do not go on with.
+    pub fn is_to_be_ended(&self) -> bool {
+        turns::is_of_all(self.window) && !self.turns.are()
+    }
+
     /// Lets the meter hear what would not be said any more when the window ends; how soon again, ns, while there is a window.
     pub fn glance(&mut self) -> Option<u64> {
         let every = self.meter.glance_every_ns().filter(|_| self.window.is_some())?;
@@ -369,7 +374,7 @@ impl<M: Meter> Agent<M> {
         }
         // Without a window nothing is decided by it.
         self.meter.refresh(owner.is_some());
-        if self.turns.are() {
+        if turns::is_of_all(owner) {
             self.look_at_turns(passed_ns);
             return;
         }

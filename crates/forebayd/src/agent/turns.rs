@@ -11,7 +11,7 @@
 //!    or has no share is off.
 //! 3. At each look everybody is charged as in windows, and slices are changed where what went otherwise is to be made up for.
 //! 4. When anything is not as rule 1 has it, or somebody is behind, windows come again, with everybody's slices as they were;
-//!    they make up for it, too.
+//!    they make up for it, too. Who comes or gets another class does not wait for the next look ([`Agent::is_to_be_ended`]).
 //! 5. Who was behind, used little, or came more often than there are rounds (since it gives its turns up) has to be seen anew to
 //!    fill the driver's turns. After that the while is twice as long, up to a minute; after turns that lasted as long as the
 //!    while it is as at first.
@@ -34,6 +34,14 @@ const LOOK_NS: u64 = 100_000_000;
 const FULL_NS: u64 = 1_500_000;
 /// Who has used less than this part (one in so many) of its share at a look has no work, or fills no turn at all.
 const LITTLE: u64 = 10;
+
+/// Whose the time is in which there are turns.
+const EVERYBODY: u64 = u64::MAX;
+
+/// Whether that is turns' time.
+pub(super) fn is_of_all(window: Option<Window>) -> bool {
+    window.is_some_and(|w| w.owner == EVERYBODY)
+}
 
 /// Whether somebody with such a stay beside others fills the driver's turns.
 pub(super) fn fills(longest_stay_ns: Option<u64>) -> bool {
@@ -130,7 +138,7 @@ impl<M: Meter> Agent<M> {
             return None;
         }
         (self.turns.are, self.turns.round_ns) = (true, round);
-        Some(Window { owner: u64::MAX, length_ns: look_ns })
+        Some(Window { owner: EVERYBODY, length_ns: look_ns })
     }
 
     /// A look at the turns of so much time (rules 3 and 4).
@@ -175,7 +183,9 @@ impl<M: Meter> Agent<M> {
         gone.into_iter().for_each(|pid| self.forget(pid));
         self.turns.looks = self.turns.looks.saturating_add(1);
         self.turns.lasted_ns = self.turns.lasted_ns.saturating_add(passed_ns);
-        if !fill {
+        if !self.turns.are {
+            // Something has ended them meanwhile.
+        } else if !fill {
             self.turns.fail();
         } else if !calm {
             self.turns.disturb();

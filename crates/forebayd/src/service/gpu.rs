@@ -126,7 +126,7 @@ impl<W: World> Service<W> {
 
     /// Ends windows that are over and begins the next; when to call again.
     pub fn turn(&mut self, now_ns: u64) -> Option<u64> {
-        for g in self.gpus.iter_mut().filter(|g| g.window.1 <= now_ns) {
+        for g in self.gpus.iter_mut().filter(|g| g.window.1 <= now_ns || g.agent.is_to_be_ended()) {
             g.agent.end(now_ns.saturating_sub(g.window.0));
             let length = g.agent.begin().map_or(GPU_LOOK_NS, |w| w.length_ns);
             g.window = (now_ns, now_ns.saturating_add(length));

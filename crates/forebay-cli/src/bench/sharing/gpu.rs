@@ -28,7 +28,7 @@ const PASSED_ON_NS: u64 = 200_000_000;
 /// As much of it at least.
 const PASSED_ON: f64 = 0.9;
 /// The service's windows are so long together, ms (docs/scheduling.md).
-const ROUND_MS: f64 = 100.0;
+const ROUND_MS: f64 = 80.0;
 /// Period of the interactive program, ms.
 const PERIOD: &str = "5";
 /// An interactive program that comes back at once: bursts that its reserve lasts for, and rests in which that grows again, ms.

@@ -27,6 +27,8 @@ const CASES: [(&str, &[u32], &[u64]); 4] = [
 const POINTS: f64 = 3.0;
 const MEASURED: Duration = Duration::from_secs(5);
 const SETTLED: Duration = Duration::from_secs(1);
+/// What [`MANY`] programs do on a GPU is known after so long.
+const KNOWN: Duration = Duration::from_secs(12);
 /// Programs while the service's own cost is measured.
 const MANY: usize = 10;
 
@@ -179,7 +181,8 @@ fn cost(device: Kind, stage: &Stage, rows: &mut Vec<Row>) -> Result<(), String> 
     let pid = stage.service_pid().ok_or("no service")?;
     let all: Vec<_> = (0..MANY).map(|_| stage.program(device, 1000, None)).collect::<Result<_, _>>()?;
     let all: Vec<_> = all.iter().collect();
-    stage.watch(&all, SETTLED, |_| {});
+    // A GPU is divided by turns once its programs were seen to fill them, which takes half a second of windows of each.
+    stage.watch(&all, if device == Kind::Cuda { KNOWN } else { SETTLED }, |_| {});
     let used = || System::default().cpu_time_ns(pid).unwrap_or(0);
     let (before, begun) = (used(), Instant::now());
     std::thread::sleep(MEASURED);
