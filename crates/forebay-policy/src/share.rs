@@ -322,11 +322,11 @@ impl Divider {
     /// but it is due to nobody: by parts of it the others would come apart. What somebody uses in others' windows it owes as
     /// well, but no more than the bound.
     pub fn charge(&mut self, owner: u64, used_ns: u64) {
+        let most = -i128::from(self.bound_ns()) * i128::from(WHOLE);
         if let Some(e) = self.entries.get_mut(&owner).filter(|e| e.share == 0) {
-            e.left = e.left.saturating_sub(i128::from(used_ns) * i128::from(WHOLE));
+            e.left = e.left.saturating_sub(i128::from(used_ns) * i128::from(WHOLE)).max(most);
             return;
         }
-        let most = -i128::from(self.bound_ns()) * i128::from(WHOLE);
         let mut beyond = false;
         for e in self.entries.values_mut() {
             e.left += i128::from(used_ns) * i128::from(e.share);

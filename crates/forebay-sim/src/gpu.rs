@@ -389,15 +389,20 @@ mod tests {
         }
     }
 
+    /// 17: one with short kernels one at a time was taken for a light process. 7000: the same, when a guest was let on beside it, and
+    /// a background process had its time. 30377: two with one kernel at a time shared turns that they gave up, and changed
+    /// places at each. 74176: a light process beside an interactive one came often, as all slices were short, and had windows.
+    const FOUND_SLOW: [u64; 4] = [17, 7000, 30_377, 74_176];
+
     #[test]
     fn they_are_content_with_turns_too() {
         let mut with_turns = 0;
-        for seed in 0..20 {
+        for seed in (0..20).chain(FOUND_SLOW) {
             let (o, turns) = tell(seed, false, true);
             assert_eq!(o.violations, Vec::<String>::new(), "seed {seed}");
             with_turns += usize::from(turns > 20);
         }
-        assert!(with_turns >= 5, "in {with_turns} of 20");
+        assert!(with_turns >= 5, "in {with_turns}");
     }
 
     #[test]

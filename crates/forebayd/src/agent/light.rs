@@ -7,7 +7,7 @@
 //! 1. Who may be on the GPU and has work comes onto it as soon as another's slice is over. When another stays longer than
 //!    [`STAY_NS`], it has none: it is light.
 //! 2. It is light, too, if it uses less than [`IDLE_PERCENT`] of a window of its own in which somebody is beside it, unless it
-//!    came back at each turn ([`comes_back`]): whoever has one kernel of 0.1 ms after the other, and none in its queue meanwhile,
+//!    came back at each turn ([`Beside::comes_back`]): whoever has one kernel of 0.1 ms after the other, and none in its queue meanwhile,
 //!    has a twenty-fifth of the GPU beside somebody who fills the driver's turns, and may want all of it.
 //! 3. For that somebody is beside an owner, after [`FIRST_CHECK_NS`] of its windows, and ever more seldom while it is busy; again
 //!    at its next window where it was the owner who stayed, which says nothing of it. For the first of [`CHECK_NS`], as others
@@ -33,17 +33,39 @@ const TURN_NS: u64 = 4_000_000;
 /// Who comes back at each turn has used so much, in hundredths.
 const LEAST_PERCENT: u64 = 2;
 
-/// Whether somebody who has used so much beside others came back at each of their turns: `stay_ns` is the longest of these.
-pub(super) fn comes_back(used_ns: u64, passed_ns: u64, stay_ns: u64) -> bool {
-    used_ns * 100 >= passed_ns * LEAST_PERCENT && (1..=TURN_NS).contains(&stay_ns)
+/// What somebody has used beside others.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Beside {
+    pub(super) used_ns: u64,
+    pub(super) passed_ns: u64,
+    /// The others' longest stay on the GPU; 0 where their turns are short, which says nothing.
+    pub(super) stay_ns: u64,
+    /// How often it came onto the GPU, where that is counted.
+    pub(super) times: Option<u64>,
+}
+
+impl Beside {
+    /// Whether it came back at each of the others' turns.
+    pub(super) fn comes_back(&self) -> bool {
+        // In a turn of its own and one of another.
+        let often = self.times.is_none_or(|n| n.saturating_mul(2 * TURN_NS) >= self.passed_ns);
+        often && self.used_ns * 100 >= self.passed_ns * LEAST_PERCENT && (1..=TURN_NS).contains(&self.stay_ns)
+    }
+
+    /// This and what came then.
+    fn and(self, then: Beside) -> Beside {
+        let times = if self.passed_ns == 0 { then.times } else { self.times.zip(then.times).map(|(a, b)| a + b) };
+        let (used_ns, passed_ns) = (self.used_ns + then.used_ns, self.passed_ns + then.passed_ns);
+        Beside { used_ns, passed_ns, stay_ns: self.stay_ns.max(then.stay_ns), times }
+    }
 }
 
 /// What is known of it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Light {
     is: bool,
-    /// What it has used of others' windows, how long they were, and their longest stay on the GPU.
-    beside_ns: (u64, u64, u64),
+    /// What it has used of others' windows.
+    beside: Beside,
     /// Its windows since it was looked at, and after how much of them that is due again.
     unchecked_ns: u64,
     check_ns: u64,
@@ -53,7 +75,7 @@ pub(super) struct Light {
 
 impl Default for Light {
     fn default() -> Self {
-        Light { is: false, beside_ns: (0, 0, 0), unchecked_ns: 0, check_ns: FIRST_CHECK_NS, closer: false }
+        Light { is: false, beside: Beside::default(), unchecked_ns: 0, check_ns: FIRST_CHECK_NS, closer: false }
     }
 }
 
@@ -84,14 +106,12 @@ impl Light {
         self.check_ns = (2 * self.check_ns).min(MAX_CHECK_NS);
     }
 
-    /// It has used so much of somebody else's window, in which nobody else stayed on the GPU for longer than that: whether it has
-    /// work of which a light one would have less.
-    pub(super) fn has_more(&mut self, used_ns: u64, passed_ns: u64, stay_ns: u64) -> bool {
-        let before = self.beside_ns;
-        let (used, passed, stay) = (before.0 + used_ns, before.1 + passed_ns, before.2.max(stay_ns));
-        self.is &= used * 100 < passed.max(LIGHT_NS) * IDLE_PERCENT;
-        self.is &= passed < LIGHT_NS || !comes_back(used, passed, stay);
-        self.beside_ns = if self.is && passed < LIGHT_NS { (used, passed, stay) } else { (0, 0, 0) };
+    /// It has used so much of somebody else's window: whether it has work of which a light one would have less.
+    pub(super) fn has_more(&mut self, now: Beside) -> bool {
+        let all = self.beside.and(now);
+        self.is &= all.used_ns * 100 < all.passed_ns.max(LIGHT_NS) * IDLE_PERCENT;
+        self.is &= all.passed_ns < LIGHT_NS || !all.comes_back();
+        self.beside = if self.is && all.passed_ns < LIGHT_NS { all } else { Beside::default() };
         !self.is
     }
 }
@@ -129,7 +149,8 @@ mod tests {
     #[test]
     fn a_light_one_is_so_until_it_uses_more_than_its_part_of_others_windows() {
         let mut l = Light::default();
-        let more = |l: &mut Light, used, passed| l.has_more(used, passed, passed);
+        let of = |used_ns, passed_ns, stay_ns, times| Beside { used_ns, passed_ns, stay_ns, times };
+        let more = |l: &mut Light, used, passed| l.has_more(of(used, passed, passed, None));
         assert!(more(&mut l, 1, 100 * MS), "who is not light has more with the first thing that it does");
         l.found();
         // A kernel may be a good part of a short window.
@@ -143,9 +164,14 @@ mod tests {
         assert!((0..3).any(|_| more(&mut l, 2 * MS, 20 * MS)));
         assert!(more(&mut l, 1, MS));
         // One that is back at each turn has more, however little that comes to.
-        l.found();
-        assert!((0..5).any(|_| l.has_more(MS, 25 * MS, 2 * MS)));
-        l.found();
-        assert!((0..5).all(|_| !l.has_more(MS, 25 * MS, 5 * MS)));
+        for times in [None, Some(10)] {
+            l.found();
+            assert!((0..5).any(|_| l.has_more(of(MS, 25 * MS, 2 * MS, times))));
+        }
+        // Not so where others stayed, or where it was others who came between.
+        for (stay, times) in [(5 * MS, Some(10)), (5 * MS, None), (3 * MS, Some(2))] {
+            l.found();
+            assert!((0..5).all(|_| !l.has_more(of(MS, 25 * MS, stay, times))));
+        }
     }
 }

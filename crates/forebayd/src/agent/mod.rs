@@ -47,7 +47,7 @@ use forebay_rm::{Client, Error};
 
 pub use self::grip::{Gone, Grip, Reach};
 pub use self::hardware::{Hardware, SHORT_SLICE_US};
-use self::light::STAY_NS;
+use self::light::{Beside, STAY_NS};
 pub use self::meter::Meter;
 pub use self::process::LATE_NS;
 use self::process::{AVERAGE, Process};
@@ -390,6 +390,7 @@ impl<M: Meter> Agent<M> {
         let mut gone = Vec::new();
         let mut more = Vec::new();
         let mut calm = owner.is_some() && !self.burst;
+        let short = self.processes.keys().any(|pid| first(u64::from(*pid)));
         for (&pid, p) in self.processes.iter_mut() {
             let Some(now) = self.meter.used_ns(pid) else {
                 gone.push(pid);
@@ -420,7 +421,9 @@ impl<M: Meter> Agent<M> {
                 self.divider.charge(pid.into(), used);
             }
             let others_ns = of_others(pid);
-            let comes_back = light::comes_back(used, passed_ns, others_ns);
+            let stay_ns = if short { 0 } else { others_ns };
+            let beside = Beside { used_ns: used, passed_ns, stay_ns, times: p.came_since(&self.meter, pid) };
+            let comes_back = beside.comes_back();
             let busy = used * 100 >= passed_ns * IDLE_PERCENT || guest.is_some() && comes_back;
             let stays = stays.iter().any(|(of, ns)| *of == pid && *ns > STAY_NS);
             if !p.is_off() && others_ns > STAY_NS {
@@ -446,7 +449,7 @@ impl<M: Meter> Agent<M> {
                     self.divider.set_active(pid.into(), busy);
                 }
                 // Of one that stayed it cannot be said how much of that was work.
-                None if used > 0 && p.light.has_more(if stays { 0 } else { used }, passed_ns, others_ns) => {
+                None if used > 0 && p.light.has_more(Beside { used_ns: if stays { 0 } else { used }, ..beside }) => {
                     calm &= !self.divider.set_active(pid.into(), true);
                 }
                 // One with a little work.

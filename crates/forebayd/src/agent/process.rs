@@ -5,6 +5,7 @@ use forebay_policy::share::Class;
 
 use super::grip::{Gone, Grip};
 use super::light::Light;
+use super::meter::Meter;
 
 /// Windows over which use is averaged.
 pub(super) const AVERAGE: u64 = 16;
@@ -34,10 +35,10 @@ pub(super) struct Process {
     pub(super) contexts: usize,
     /// Whether it has work all the time.
     pub(super) light: Light,
-    /// Whether it filled the driver's turns when somebody was beside it last, and how often it had come onto the GPU when turns
-    /// were looked at last.
+    /// Whether it filled the driver's turns when somebody was beside it last.
     pub(super) fills: bool,
-    pub(super) came: Option<u64>,
+    /// How often it had come onto the GPU when it was looked at last.
+    came: Option<u64>,
 }
 
 impl Process {
@@ -66,6 +67,13 @@ impl Process {
         let done = if on { self.grip.resume() } else { self.grip.suspend() };
         self.taken_off = was_on && self.is_off();
         done
+    }
+
+    /// How often it has come onto the GPU since this was asked last, where that is counted.
+    pub(super) fn came_since<M: Meter>(&mut self, meter: &M, pid: u32) -> Option<u64> {
+        let now = meter.switches(pid);
+        let before = std::mem::replace(&mut self.came, now);
+        Some(now?.saturating_sub(before?))
     }
 
     /// Its use is so much by now, at the end of so much time; how much of that is of this time. Whoever was off has used

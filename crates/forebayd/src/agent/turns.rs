@@ -122,7 +122,6 @@ impl<M: Meter> Agent<M> {
         let idle: Vec<u32> = self.divider.members().filter(|(m, _)| !m.active).map(|(m, _)| m.id as u32).collect();
         let (mut gone, mut set) = (Vec::new(), true);
         for (&pid, p) in self.processes.iter_mut() {
-            p.came = self.meter.switches(pid);
             let length = lengths.get(&pid).copied();
             let on = p.class != Class::Suspended && (length.is_some() || idle.contains(&pid));
             if on {
@@ -134,7 +133,9 @@ impl<M: Meter> Agent<M> {
         }
         if !set || !gone.is_empty() {
             gone.into_iter().for_each(|pid| self.forget(pid));
-            self.turns.fail();
+            if !set {
+                self.turns.fail();
+            }
             return None;
         }
         (self.turns.are, self.turns.round_ns) = (true, round);
@@ -159,7 +160,7 @@ impl<M: Meter> Agent<M> {
             }
             self.divider.charge(pid.into(), used);
             // Who gives its turns up comes back in each of others' short ones, and changes cost.
-            let came = self.meter.switches(pid).zip(p.came).map(|(now, before)| now.saturating_sub(before));
+            let came = p.came_since(&self.meter, pid);
             let rounds = passed_ns / self.turns.round_ns.max(1);
             p.fills &= came.is_none_or(|n| n <= 2 * rounds + 2);
             let due = u128::from(passed_ns) * u128::from(share) / u128::from(forebay_policy::share::WHOLE);
