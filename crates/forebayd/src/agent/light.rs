@@ -45,11 +45,21 @@ pub(super) struct Beside {
 }
 
 impl Beside {
-    /// Whether it came back at each of the others' turns.
+    /// Whether it came back at each of the others' turns, and not for next to nothing.
     pub(super) fn comes_back(&self) -> bool {
+        self.is_often() && self.has_some()
+    }
+
+    /// Whether it came back at each of the others' turns. What it used in few of them says less: a hold may have been taken to
+    /// last for longer than it did, by as long as a change takes, and what comes then is not counted twice.
+    pub(super) fn is_often(&self) -> bool {
         // In a turn of its own and one of another.
-        let often = self.times.is_none_or(|n| n.saturating_mul(2 * TURN_NS) >= self.passed_ns);
-        often && self.used_ns * 100 >= self.passed_ns * LEAST_PERCENT && (1..=TURN_NS).contains(&self.stay_ns)
+        let often = self.times.map_or(self.has_some(), |n| n.saturating_mul(2 * TURN_NS) >= self.passed_ns);
+        often && (1..=TURN_NS).contains(&self.stay_ns)
+    }
+
+    fn has_some(&self) -> bool {
+        self.used_ns * 100 >= self.passed_ns * LEAST_PERCENT
     }
 
     /// This and what came then.

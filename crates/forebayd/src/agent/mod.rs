@@ -424,7 +424,7 @@ impl<M: Meter> Agent<M> {
             let stay_ns = if short { 0 } else { others_ns };
             let beside = Beside { used_ns: used, passed_ns, stay_ns, times: p.came_since(&self.meter, pid) };
             let comes_back = beside.comes_back();
-            let busy = used * 100 >= passed_ns * IDLE_PERCENT || guest.is_some() && comes_back;
+            let busy = used * 100 >= passed_ns * IDLE_PERCENT || guest.is_some() && beside.is_often();
             let stays = stays.iter().any(|(of, ns)| *of == pid && *ns > STAY_NS);
             if !p.is_off() && others_ns > STAY_NS {
                 p.light.found();
