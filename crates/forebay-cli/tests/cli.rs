@@ -370,7 +370,7 @@ fn the_programs_that_share_a_gpu_are_measured_on_cuda_with_the_stand_in() {
         ("shares 97:1:1:1: total", "≥ 1.08"),
         ("shares 25:25:25:10:10:5: farthest", "≤ 1.5 points"),
         ("rests: of its time", "≥ 0.9"),
-        ("rests: slowest first kernel", "≤ 110 ms"),
+        ("rests: slowest first kernel", "≤ 90 ms"),
         ("every 3 to 7 ms beside ones of 20 ms: p99", "≤ 320 µs"),
         ("what these have of the GPU", "≥ 0.97"),
         ("back to back", "≤ 1.2"),
