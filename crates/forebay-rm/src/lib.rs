@@ -56,4 +56,7 @@ pub use finder::Finder;
 pub use host::{CONTROL_PATH, Host};
 pub use rm::{ControlFile, Rm, Window};
 pub use switches::{RECORDS, SwitchLog};
-pub use target::{ChannelGroup, DEFAULT_SLICE_US, Handle, Search, Slices, Suspension, Target, restore_slices};
+pub use target::{
+    ChannelGroup, DEFAULT_SLICE_US, Handle, MAX_SLICE_US, MIN_SLICE_US, Search, Slices, Suspension, Target,
+    restore_slices,
+};

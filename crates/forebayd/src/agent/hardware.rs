@@ -289,6 +289,17 @@ mod tests {
     }
 
     #[test]
+    fn slices_of_all_turns_are_known_for_ours_and_the_drivers_is_not() {
+        let [shortest, longest] = forebay_policy::share::TURN_NS;
+        for length in (shortest..=longest).step_by(12_345) {
+            let us = slice_of_turn(length);
+            assert!(is_left(us) && us.abs_diff(length / 1000) <= 50, "{us} for {length} ns");
+            assert!((forebay_rm::MIN_SLICE_US..=forebay_rm::MAX_SLICE_US).contains(&us), "{us}");
+        }
+        assert!(is_left(SHORT_SLICE_US) && !is_left(forebay_rm::DEFAULT_SLICE_US));
+    }
+
+    #[test]
     fn pauses_grow_to_the_longest() {
         let due = |of, n| (0..n).filter(|i| is_due(*i, of)).count();
         assert_eq!(due(LOOKS, 40), 40);

@@ -398,7 +398,7 @@ impl<M: Meter> Agent<M> {
             };
             let away = self.meter.longest_away_ns(pid);
             // Rule 3.
-            let used = p.use_until(now, passed_ns);
+            let (used, times) = (p.use_until(now, passed_ns), p.came_since(&self.meter, pid));
             if self.meter.contexts(pid) > p.contexts {
                 more.push(pid);
             }
@@ -422,7 +422,7 @@ impl<M: Meter> Agent<M> {
             }
             let others_ns = of_others(pid);
             let stay_ns = if short { 0 } else { others_ns };
-            let beside = Beside { used_ns: used, passed_ns, stay_ns, times: p.came_since(&self.meter, pid) };
+            let beside = Beside { used_ns: used, passed_ns, stay_ns, times };
             let comes_back = beside.comes_back();
             let busy = used * 100 >= passed_ns * IDLE_PERCENT || guest.is_some() && beside.is_often();
             let stays = stays.iter().any(|(of, ns)| *of == pid && *ns > STAY_NS);

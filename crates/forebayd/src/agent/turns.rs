@@ -151,7 +151,7 @@ impl<M: Meter> Agent<M> {
                 continue;
             };
             let share = self.divider.share(pid.into());
-            let used = p.use_until(now, passed_ns);
+            let (used, came) = (p.use_until(now, passed_ns), p.came_since(&self.meter, pid));
             // A log that is not there is as if nobody had done anything.
             calm &= self.meter.longest_stay_ns(pid).is_some() && self.meter.contexts(pid) <= p.contexts;
             if share == 0 {
@@ -160,7 +160,6 @@ impl<M: Meter> Agent<M> {
             }
             self.divider.charge(pid.into(), used);
             // Who gives its turns up comes back in each of others' short ones, and changes cost.
-            let came = p.came_since(&self.meter, pid);
             let rounds = passed_ns / self.turns.round_ns.max(1);
             p.fills &= came.is_none_or(|n| n <= 2 * rounds + 2);
             let due = u128::from(passed_ns) * u128::from(share) / u128::from(forebay_policy::share::WHOLE);
@@ -175,12 +174,6 @@ impl<M: Meter> Agent<M> {
         }
         let fill = self.processes.iter().all(|(pid, p)| p.fills || self.divider.share(u64::from(*pid)) == 0);
         calm &= gone.is_empty();
-        if std::env::var_os("DBG").is_some() {
-            eprintln!(
-                "turns {passed_ns} calm {calm} fill {fill} {:?}",
-                self.processes.iter().map(|(p, x)| (*p, x.spent_ns, x.fills)).collect::<Vec<_>>()
-            );
-        }
         gone.into_iter().for_each(|pid| self.forget(pid));
         self.turns.looks = self.turns.looks.saturating_add(1);
         self.turns.lasted_ns = self.turns.lasted_ns.saturating_add(passed_ns);
