@@ -378,7 +378,8 @@ mod tests {
     /// third of a window the oracle wanted to see it within a stretch.
     /// 21699: what a light process used was due to others in unequal parts, which one of them had at once much later.
     /// 81644: an interactive process came at the end of every fourth window, while a light one had its turn.
-    const FOUND: [u64; 6] = [178, 65, 142, 1_795_384_038, 21_699, 81_644];
+    /// 470014: an interactive process was there alone in the window of somebody who had gone, and counted as never resting.
+    const FOUND: [u64; 7] = [178, 65, 142, 1_795_384_038, 21_699, 81_644, 470_014];
 
     #[test]
     fn the_oracles_are_content_with_the_service() {

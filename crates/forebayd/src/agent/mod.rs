@@ -404,6 +404,9 @@ impl<M: Meter> Agent<M> {
             }
             if p.class == Class::Interactive {
                 let first = p.reserve.is_first();
+                // Where nobody else came it held the GPU, with work or without.
+                let unopposed = !self.burst && self.meter.longest_stay_ns(pid).is_some() && of_others(pid) == 0;
+                let contended = contended && !unopposed;
                 p.reserve.pass(passed_ns, if contended { used } else { 0 });
                 if !self.burst {
                     p.bursts = contended && used > 0 && away.is_some_and(|a| a < BURST_AWAY_NS);
