@@ -1,7 +1,7 @@
 //! Development tasks: `cargo xtask bundle`.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::{Command, ExitCode, Stdio};
 
 /// Largest bundle, bytes.
 const MAX_BUNDLE: u64 = 60 << 20;
@@ -109,10 +109,12 @@ fn main() -> ExitCode {
     }
 }
 
+/// What a program prints; what it says of its progress and of errors is seen at once: a build takes minutes.
 fn output(program: &str, args: &[&str]) -> Result<String, String> {
-    let out = Command::new(program).args(args).output().map_err(|e| format!("{program}: {e}"))?;
+    let out =
+        Command::new(program).args(args).stderr(Stdio::inherit()).output().map_err(|e| format!("{program}: {e}"))?;
     if !out.status.success() {
-        return Err(format!("{program} {}: {}", args.join(" "), String::from_utf8_lossy(&out.stderr)));
+        return Err(format!("{program} {} ended with {}", args.join(" "), out.status));
     }
     Ok(String::from_utf8_lossy(&out.stdout).into_owned())
 }
@@ -165,7 +167,7 @@ fn field(line: &str, key: &str) -> Option<String> {
 /// Copies a file; programs are stripped of debug information.
 fn copy(from: &Path, to: &PathBuf) -> Result<(), String> {
     std::fs::copy(from, to).map_err(|e| format!("{}: {e}", from.display()))?;
-    let _ = Command::new("strip").arg(to).stderr(std::process::Stdio::null()).status();
+    let _ = Command::new("strip").arg(to).stderr(Stdio::null()).status();
     Ok(())
 }
 

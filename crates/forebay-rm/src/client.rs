@@ -1,15 +1,15 @@
 //! A client of our own: through it other processes' channels are suspended and resumed.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, GPU_IS_LOST, Result};
 use crate::rm::{ControlFile, Rm, alloc, control};
 use crate::several;
 use crate::sys::{
-    CLASS_CLIENT, CLASS_DEVICE, CLASS_SUBDEVICE, CMD_DISABLE_CHANNELS, CMD_HANDLE_INFO, CMD_ID_INFO, Card, DeviceAlloc,
-    DisableChannels, FIRST_OBJECT, Free, HandleInfo, INFO_CLASS, INFO_PARENT, IdInfo, MAX_CHANNELS, RawHandle, SERIES,
-    SubdeviceAlloc,
+    CLASS_CLIENT, CLASS_DEVICE, CLASS_SUBDEVICE, CMD_DISABLE_CHANNELS, CMD_GPU_TIME, CMD_HANDLE_INFO, CMD_ID_INFO,
+    Card, DeviceAlloc, DisableChannels, FIRST_OBJECT, Free, GpuTime, HandleInfo, INFO_CLASS, INFO_PARENT, IdInfo,
+    MAX_CHANNELS, RawHandle, SERIES, SubdeviceAlloc,
 };
 use crate::target::Handle;
 
@@ -25,6 +25,8 @@ pub struct Client {
     several: bool,
     /// Objects named so far, beyond those above.
     named: AtomicU32,
+    /// What the driver said when the GPU was not there any more.
+    lost: OnceLock<String>,
 }
 
 impl Client {
@@ -49,7 +51,8 @@ impl Client {
         let mut nothing = [0u8; 0];
         let handle = alloc(&*file, "allocate client", [0; 3], CLASS_CLIENT, &mut nothing)?;
         // From here on dropping the client frees what it has.
-        let mut client = Client { rm, file, handle, device: 0, subdevice: 0, card, several, named: AtomicU32::new(0) };
+        let (named, lost) = (AtomicU32::new(0), OnceLock::new());
+        let mut client = Client { rm, file, handle, device: 0, subdevice: 0, card, several, named, lost };
         let mut id = IdInfo { gpu: client.card.gpu, ..IdInfo::default() };
         control(&*client.file, "get id info", handle, handle, CMD_ID_INFO, &mut id)?;
         let mut params = DeviceAlloc { device: id.device, client_share: handle, ..DeviceAlloc::default() };
@@ -73,6 +76,46 @@ impl Client {
         &self.card
     }
 
+    /// A command to an object of this client. That the GPU is not there any more is remembered.
+    ///
+    /// # Errors
+    /// What the driver refused.
+    pub(crate) fn control<P: bytemuck::Pod>(
+        &self,
+        name: &'static str,
+        object: RawHandle,
+        cmd: u32,
+        params: &mut P,
+    ) -> Result<()> {
+        let done = control(&*self.file, name, self.handle, object, cmd, params);
+        if let Err(e) = &done
+            && e.is_lost()
+        {
+            // The first is as good as any.
+            let _ = self.lost.set(e.to_string());
+        }
+        done
+    }
+
+    /// What the driver says if the GPU is not there any more ([`Error::is_lost`]): it said so before, or says so of its clock now.
+    pub fn lost(&self) -> Option<String> {
+        if self.lost.get().is_none() {
+            // Whatever else goes wrong with that is no answer to this.
+            let _ = self.now_ns();
+        }
+        self.lost.get().cloned()
+    }
+
+    /// The GPU's clock, ns.
+    ///
+    /// # Errors
+    /// What the driver refused.
+    pub(crate) fn now_ns(&self) -> Result<u64> {
+        let mut t = GpuTime::default();
+        self.control("get time", self.subdevice, CMD_GPU_TIME, &mut t)?;
+        Ok(t.ns)
+    }
+
     /// The GPU, where the machine has others: then not everything that a process has is this one's. What tells whose it is
     /// is first asked of an object of our own, of which the answer is known.
     ///
@@ -84,6 +127,7 @@ impl Client {
         }
         match several::gpu_of(&*self.file, self.handle, self.subdevice)? {
             Some(gpu) if gpu == self.card.gpu => Ok(Some(gpu)),
+            None if self.lost().is_some() => Err(Error::Status { call: "get gpu id", status: GPU_IS_LOST }),
             _ => Err(Error::WhichGpu { found: self.rm.driver_version()? }),
         }
     }
@@ -144,7 +188,7 @@ impl Client {
                 (*to_client, *to_channel) = (h.client, h.object);
             }
             let name = if on { "enable channels" } else { "disable channels" };
-            let one = control(&*self.file, name, self.handle, self.subdevice, CMD_DISABLE_CHANNELS, &mut p);
+            let one = self.control(name, self.subdevice, CMD_DISABLE_CHANNELS, &mut p);
             result = result.and(one);
         }
         result

@@ -1,5 +1,7 @@
 //! A status of the driver, or a failed call, as an error.
 
+use rustix::io::Errno;
+
 /// Result of a call into RM.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -83,8 +85,27 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// Whether this says that the GPU is not there any more: it has fallen off the bus, or is being reset or taken out.
+    /// Whatever is asked of it then fails, and what was opened before does not come back with it.
+    pub fn is_lost(&self) -> bool {
+        // What the driver's files answer for a GPU that it has given up.
+        let gone =
+            |why: &std::io::Error| matches!(Errno::from_io_error(why), Some(Errno::IO | Errno::NODEV | Errno::NXIO));
+        match self {
+            Error::Status { status, .. } => matches!(*status, GPU_IS_LOST | GPU_IN_RESET),
+            Error::Call { why, .. } | Error::NoDriver { why, .. } => gone(why),
+            _ => false,
+        }
+    }
+}
+
 /// Success.
 pub const OK: u32 = 0;
+/// The GPU has fallen off the bus.
+pub const GPU_IS_LOST: u32 = 0x0F;
+/// It is being reset.
+pub const GPU_IN_RESET: u32 = 0x10;
 /// Refused for this caller.
 pub const INSUFFICIENT_PERMISSIONS: u32 = 0x1B;
 /// Bad parameters.
@@ -103,6 +124,8 @@ pub const OBJECT_NOT_FOUND: u32 = 0x57;
 /// A status by name.
 fn name(status: u32) -> &'static str {
     match status {
+        GPU_IS_LOST => "the GPU is lost",
+        GPU_IN_RESET => "the GPU is in reset",
         INSUFFICIENT_PERMISSIONS => "insufficient permissions",
         INVALID_ARGUMENT => "invalid argument",
         INVALID_CLIENT => "invalid client",

@@ -14,11 +14,11 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use crate::client::Client;
 use crate::error::{Error, INSUFFICIENT_PERMISSIONS, Result, check};
-use crate::rm::{Window, alloc, control};
+use crate::rm::{Window, alloc};
 use crate::sys::{
-    BindLog, CLASS_EVENT_BUFFER, CLASS_SYSTEM_MEMORY, CMD_BIND_LOG, CMD_ENABLE_EVENTS, CMD_FLUSH, CMD_GPU_TIME,
-    CMD_UPDATE_GET, EnableEvents, EventBufferAlloc, Free, GpuTime, Header, KEEP_OLDEST, MAP_READ_ONLY, MapMemory,
-    MemoryAlloc, PAGES_CACHED, READ_ONLY_UNCACHED, RawHandle, Record, SIMPLE, UnmapMemory, UpdateGet,
+    BindLog, CLASS_EVENT_BUFFER, CLASS_SYSTEM_MEMORY, CMD_BIND_LOG, CMD_ENABLE_EVENTS, CMD_FLUSH, CMD_UPDATE_GET,
+    EnableEvents, EventBufferAlloc, Free, Header, KEEP_OLDEST, MAP_READ_ONLY, MapMemory, MemoryAlloc, PAGES_CACHED,
+    READ_ONLY_UNCACHED, RawHandle, Record, SIMPLE, UnmapMemory, UpdateGet,
 };
 
 /// Records that the buffer holds: seconds, at the usual few hundred switches a second.
@@ -134,7 +134,7 @@ impl SwitchLog {
     }
 
     fn control<P: bytemuck::Pod>(&self, name: &'static str, object: RawHandle, cmd: u32, p: &mut P) -> Result<()> {
-        control(self.client.file(), name, self.client.handle(), object, cmd, p)
+        self.client.control(name, object, cmd, p)
     }
 
     /// Where the driver puts the next record; it is not believed beyond the buffer's end.
@@ -188,9 +188,7 @@ impl SwitchLog {
     /// # Errors
     /// What the driver refused.
     pub fn now_ns(&self) -> Result<u64> {
-        let mut t = GpuTime::default();
-        self.control("get time", self.client.subdevice(), CMD_GPU_TIME, &mut t)?;
-        Ok(t.ns)
+        self.client.now_ns()
     }
 }
 

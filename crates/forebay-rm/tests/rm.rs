@@ -312,6 +312,39 @@ fn the_file_decides_not_the_caller() {
     assert_ne!(call.status, 0);
 }
 
+#[test]
+fn a_gpu_that_falls_off_says_so_of_itself_alone() {
+    let rm = FakeRm::with_gpus(2);
+    rm.start(10, 1, 2, Load::saturating(1000));
+    rm.use_gpu(1, 10, 1, 2, Load::saturating(1000));
+    let [own, other] = [0, 1].map(|gpu| Arc::new(Client::open(Arc::new(rm.clone()), gpu).unwrap()));
+    let [here, there] = [&own, &other].map(|c| find(c, 10));
+    let off = there.suspend(&other).unwrap();
+    assert_eq!((own.lost(), other.lost()), (None, None));
+    rm.lose_gpu(1);
+    let lost = |e: forebay_rm::Error| e.is_lost();
+    assert!(there.suspend(&other).is_err_and(lost) && there.release(&other).is_err_and(lost));
+    assert!(there.slice(&other, 100).is_err_and(lost) && off.resume().is_err_and(lost));
+    assert!(Target::find(&other, 10, &HashSet::new()).is_err_and(lost));
+    assert!(Client::open(Arc::new(rm.clone()), 1).is_err_and(lost));
+    assert!(other.lost().unwrap().contains("the GPU is lost"));
+    // Whoever only asks hears it, too.
+    let asks = Arc::new(Client::open(Arc::new(rm.clone()), 0).unwrap());
+    assert_eq!(asks.lost(), None);
+    // The process is looked into and steered on the other one, though it has things on both.
+    let again = find(&own, 10);
+    assert_eq!(again.channels(), here.channels());
+    let off = again.suspend(&own).unwrap();
+    assert!(rm.is_suspended_on(0, 10));
+    off.resume().unwrap();
+    let before = [0, 1].map(|gpu| rm.gpu_time_on(gpu, 10).unwrap());
+    rm.run(10_000);
+    let after = [0, 1].map(|gpu| rm.gpu_time_on(gpu, 10).unwrap());
+    assert!(after[0] > before[0] && after[1] == before[1], "{before:?} {after:?}");
+    rm.lose_gpu(0);
+    assert!(asks.lost().is_some());
+}
+
 fn bytes<T: Copy>(p: &mut T) -> &mut [u8] {
     // SAFETY: the structs of `sys` are plain bytes without hidden padding.
     unsafe { std::slice::from_raw_parts_mut(std::ptr::from_mut(p).cast(), size_of::<T>()) }

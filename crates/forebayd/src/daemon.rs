@@ -233,6 +233,12 @@ unsafe fn guard(
     Ok((lock, guardian))
 }
 
+/// What the driver says if a GPU is not there any more.
+fn fallen_off(gpu: u32, driver: &dyn Fn() -> Result<Arc<dyn Rm>, String>) -> Option<String> {
+    let why = driver().ok().and_then(|rm| Client::open(rm, gpu).err())?;
+    why.is_lost().then(|| why.to_string())
+}
+
 /// Serves until SIGTERM or SIGINT.
 ///
 /// # Errors
@@ -252,12 +258,24 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
         }
     };
     // Before anything else: they must have nothing of ours.
-    let mut guardians = Vec::new();
+    let (mut guardians, mut left_out) = (Vec::new(), Vec::new());
+    let all = arguments.gpus.contains(&GpuName::All);
     for gpu in arguments.numbers(&driver)? {
+        // The others are served all the same.
+        if let Some(why) = fallen_off(gpu, &driver) {
+            left_out.push(format!("GPU {gpu}: {why}"));
+            continue;
+        }
         // SAFETY: nothing here has started a thread, and this is called by `main`.
-        let (lock, guardian) =
-            unsafe { guard(gpu, arguments.level, apart, &driver) }.map_err(|e| format!("GPU {gpu}: {e}"))?;
-        guardians.push((gpu, lock, guardian));
+        match unsafe { guard(gpu, arguments.level, apart, &driver) } {
+            Ok((lock, guardian)) => guardians.push((gpu, lock, guardian)),
+            Err(e) if all => left_out.push(format!("GPU {gpu}: {e}")),
+            Err(e) => return Err(format!("GPU {gpu}: {e}")),
+        }
+    }
+    match left_out.first() {
+        Some(why) if guardians.is_empty() => return Err(why.clone()),
+        _ => left_out.iter().for_each(|why| crate::server::tell(&format!("{why}\n  It is left out"))),
     }
     let alone = !arguments.user && arguments.socket.is_none() && !rustix::process::geteuid().is_root();
     let text = move |e: Error| match &e {

@@ -24,6 +24,12 @@ pub fn text(up_ms: u64, devices: &[(Device, DeviceLoad)], processes: &[Process])
     let of = |f: &dyn Fn(&DeviceLoad) -> f64| -> Vec<(String, f64)> {
         devices.iter().map(|(d, l)| (format!("{{device=\"{}\"}}", escaped(&d.name)), f(l))).collect()
     };
+    family(
+        "device_up",
+        "gauge",
+        "1, or 0 for a device that is not there any more.",
+        &of(&|l| f64::from(u8::from(l.at_ns > 0))),
+    );
     family("device_utilisation_ratio", "gauge", "Part of the device used lately.", &of(&|l| part(l.utilisation)));
     family("device_active_programs", "gauge", "Programs that use the device.", &of(&|l| l.active as f64));
     family("device_waiting_programs", "gauge", "Programs that wait for it.", &of(&|l| l.waiting as f64));

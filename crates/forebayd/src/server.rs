@@ -98,9 +98,11 @@ struct Steered {
     processes: Processes,
     /// Who has how much of its memory.
     memory: Option<Memory>,
-    /// What was wrong with that last, so that it is said once.
-    trouble: Option<String>,
+    /// What was wrong with these last, so that it is said once.
+    trouble: [Option<String>; 2],
     guardian: Guardian,
+    /// Under which it is waited for.
+    token: u64,
 }
 
 struct Line {
@@ -141,7 +143,10 @@ pub struct Server {
     listener: OwnedFd,
     lines: BTreeMap<SessionId, Line>,
     processes: HashMap<u32, (u64, OwnedFd)>,
-    gpus: Vec<Steered>,
+    /// None in the place of one that has fallen off.
+    gpus: Vec<Option<Steered>>,
+    /// Guardians of those, which are ending.
+    dismissed: Vec<u32>,
     /// When processes on GPUs are looked for next.
     look_ns: u64,
     metrics: Option<UnixListener>,
@@ -160,6 +165,13 @@ pub struct Server {
 fn spare_file() -> Option<OwnedFd> {
     let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
     rustix::fs::open("/dev/null", flags, Mode::empty()).ok()
+}
+
+/// Whether a child has ended; from now on it is none.
+fn has_ended(pid: u32) -> bool {
+    use rustix::process::{Pid, WaitOptions, waitpid};
+    let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return true };
+    !matches!(waitpid(Some(pid), WaitOptions::NOHANG), Ok(None))
 }
 
 /// As many descriptors as this process may have: every connection takes four.
@@ -241,6 +253,7 @@ impl Server {
             lines: BTreeMap::new(),
             processes: HashMap::new(),
             gpus: Vec::new(),
+            dismissed: Vec::new(),
             look_ns: 0,
             metrics: None,
             scrapes: BTreeMap::new(),
@@ -292,24 +305,42 @@ impl Server {
         let (processes, memory) = (means.processes, means.memory);
         let token = self.token(Waits::Guardian);
         self.add(guardian.alive(), token).map_err(io("watch the guardian"))?;
-        self.gpus.push(Steered { number: gpu, processes, memory, trouble: None, guardian });
+        self.gpus.push(Some(Steered { number: gpu, processes, memory, trouble: [None, None], guardian, token }));
         Ok(())
+    }
+
+    /// Closes what was opened for a GPU that has fallen off, so that it can be reset or taken out. Its guardian ends by itself.
+    fn dismiss(&mut self, gpu: usize) {
+        let Some(g) = self.gpus.get_mut(gpu).and_then(Option::take) else { return };
+        self.waits.remove(&g.token);
+        self.dismissed.push(g.guardian.pid);
     }
 
     fn look_for_processes(&mut self) {
         // They have the driver open all the time, and never a channel.
-        let guardians: Vec<u32> = self.gpus.iter().map(|g| g.guardian.pid).collect();
+        let guardians: Vec<u32> = self.gpus.iter().flatten().map(|g| g.guardian.pid).collect();
         for gpu in 0..self.gpus.len() {
-            let Steered { processes, number, .. } = &mut self.gpus[gpu];
+            let Some(Steered { processes, number, trouble: [trouble, _], .. }) = &mut self.gpus[gpu] else { continue };
             let wrong = match processes() {
                 Ok(mut pids) => {
+                    *trouble = None;
                     pids.retain(|pid| !guardians.contains(pid));
                     self.service.gpu_processes(gpu, &pids)
                 }
-                Err(e) => vec![format!("the processes on GPU {number} cannot be listed: {e}")],
+                Err(e) if trouble.as_ref() == Some(&e) => continue,
+                Err(e) => {
+                    let line = format!("the processes on GPU {number} cannot be listed: {e}");
+                    *trouble = Some(e);
+                    vec![line]
+                }
             };
             wrong.into_iter().for_each(|line| self.say(line));
+            if self.service.is_lost(gpu) {
+                self.dismiss(gpu);
+            }
         }
+        // One that has ended is nobody's child any more.
+        self.dismissed.retain(|pid| !has_ended(*pid));
         if self.service.has_limits() {
             self.look_at_memory();
         }
@@ -318,7 +349,9 @@ impl Server {
 
     fn look_at_memory(&mut self) {
         for gpu in 0..self.gpus.len() {
-            let Steered { memory: Some(memory), number, trouble, .. } = &mut self.gpus[gpu] else { continue };
+            let Some(Steered { memory: Some(memory), number, trouble: [_, trouble], .. }) = &mut self.gpus[gpu] else {
+                continue;
+            };
             let lines = match memory() {
                 Ok(has) => {
                     *trouble = None;
@@ -419,7 +452,7 @@ impl Server {
             self.watch_new();
             let now = now_ns();
             let turn = self.service.turn(now).unwrap_or(u64::MAX);
-            self.gpus.iter().for_each(|g| g.guardian.ledger.beat(now));
+            self.gpus.iter().flatten().for_each(|g| g.guardian.ledger.beat(now));
             if !self.gpus.is_empty() && now >= self.look_ns {
                 self.look_ns = now + LOOK_NS;
                 self.look_for_processes();

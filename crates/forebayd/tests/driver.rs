@@ -102,6 +102,31 @@ fn a_program_that_dies_takes_all_it_had_with_it_whenever_that_is() {
     until("and let on again", || m.suspended().is_empty());
 }
 
+/// What was opened for it would keep it from being reset.
+#[test]
+fn nothing_of_a_gpu_that_has_fallen_off_is_held_open() {
+    let Some(mut m) = Machine::with_the_drivers_files(2) else { return };
+    let pids = [1000, 2000].map(|us| m.program(us));
+    let s = m.service();
+    until("all are found", || known(&s, &pids));
+    let opened = |file: &str| {
+        let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", s.pid())).unwrap();
+        let of = |pid: u32| {
+            let files = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+            files.filter(|f| std::fs::read_link(f.path()).is_ok_and(|to| to.ends_with(file))).count()
+        };
+        children.split_whitespace().map(|c| of(c.parse().unwrap())).sum::<usize>() + of(s.pid())
+    };
+    assert!(opened("nvidia0") >= 2 && opened("nvidia1") >= 2, "the service and a guardian have each open");
+    let logs = m.rm.logs();
+    m.rm.lose_gpu(1);
+    until("it is told of", || !s.said("gpu1 has fallen off").is_empty());
+    until("it is closed", || opened("nvidia1") == 0);
+    assert!(opened("nvidia0") >= 2 && m.rm.logs() == logs - 1);
+    let got = m.shares(&pids, Duration::from_secs(2));
+    assert!((got[0] - 50.0).abs() < 4.0, "{got:?}");
+}
+
 fn start(kernel: &Kernel, prepare: impl FnOnce(&mut Command)) -> (bool, String) {
     let dir = tempfile::tempdir().unwrap();
     let mut c = Command::new(env!("CARGO_BIN_EXE_forebayd"));

@@ -126,6 +126,52 @@ fn two_gpus_are_divided_each_for_itself_and_both_give_back_when_the_service_is_k
 }
 
 #[test]
+fn a_gpu_that_falls_off_is_told_of_once_and_let_go_of_while_the_other_one_is_divided_as_before() {
+    let mut m = Machine::with_gpus("falls", 2);
+    let pids = [1000, 5000, 5000].map(|us| m.program(us));
+    // All are on both.
+    pids.iter().for_each(|p| m.rm.use_gpu(1, *p, 1, 3, Load::saturating(2000)));
+    let mut s = Service::start(&["--gpu", "all", "--fake-rm", m.path.to_str().unwrap()]);
+    until("all are found", || known(&s, &pids));
+    let guardians = || {
+        let text = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", s.pid())).unwrap();
+        text.split_whitespace().count()
+    };
+    assert_eq!(guardians(), 2);
+    std::thread::sleep(Duration::from_millis(300));
+    m.rm.lose_gpu(1);
+    until("it is told of", || !s.said("gpu1 has fallen off").is_empty());
+    until("its guardian has ended", || guardians() == 1);
+    // A class is set as before, and holds on the one that is there; somebody who comes is found.
+    s.set(pids[0], Class::Custom(700_000));
+    let new = m.program(1000);
+    until("it is found", || known(&s, &[new]));
+    std::thread::sleep(Duration::from_secs(1));
+    let all = [pids[0], pids[1], pids[2], new];
+    let time = || all.map(|p| m.rm.gpu_time_on(0, p).unwrap());
+    let before = time();
+    std::thread::sleep(Duration::from_secs(3));
+    let used: Vec<f64> = time().into_iter().zip(before).map(|(a, b)| (a - b) as f64).collect();
+    let part = used[0] / used.iter().sum::<f64>();
+    assert!((part - 0.7).abs() < 0.04 && used[1..].iter().all(|u| *u > 0.0), "{used:?}");
+    assert!(s.connect().processes().unwrap().iter().all(|p| p.device != "gpu1"));
+    let (lines, others) = (s.said("gpu1"), s.said("gpu0"));
+    assert!(lines.len() == 1 && lines[0].contains("the GPU is lost") && others.is_empty(), "{lines:?} {others:?}");
+    // With it gone the next service begins, too, and says what it leaves out; and gives back what it had.
+    s.kill();
+    until("everybody is on", || all.iter().all(|p| !m.rm.is_suspended_on(0, *p)));
+    s.restart();
+    until("all are found again", || known(&s, &all));
+    let out = s.said("GPU 1");
+    assert!(out.len() == 1 && out[0].contains("lost"), "{out:?}");
+    let mut c = Command::new(env!("CARGO_BIN_EXE_forebayd"));
+    c.args(["--gpu", "1", "--fake-rm", m.path.to_str().unwrap(), "--socket"]).arg(s.dir.join("another"));
+    let out = c.output().unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(!out.status.success() && said.contains("GPU 1") && said.contains("lost"), "{said}");
+}
+
+#[test]
 fn turns_take_the_windows_place_until_somebody_comes_and_slices_come_back_when_the_service_is_killed() {
     let mut m = Machine::new("turns");
     let pids = [1000, 20_000].map(|us| m.program(us));

@@ -82,7 +82,7 @@ fn draw(f: &mut Frame<'_>, v: &View, history: &BTreeMap<u8, VecDeque<u64>>) {
                 l.classes[3],
                 l.classes[4]
             ),
-            None => format!("{}  no figures yet", d.name),
+            None => described(d, None),
         };
         f.render_widget(Paragraph::new(text), head);
         let values: Vec<u64> = history.get(&d.index).into_iter().flatten().copied().collect();
@@ -116,6 +116,13 @@ fn draw(f: &mut Frame<'_>, v: &View, history: &BTreeMap<u8, VecDeque<u64>>) {
     }
 }
 
+/// A device in a line.
+fn described(d: &Device, l: Option<&DeviceLoad>) -> String {
+    let Some(l) = l else { return format!("{}: not there any more", d.name) };
+    let used = as_percent(l.utilisation);
+    format!("{}: {used} used, {} active, {} waiting", d.name, l.active, l.waiting)
+}
+
 /// Shows it until q is pressed, or once.
 pub fn run(o: &Options) -> Result<(), String> {
     let mut c = connect()?;
@@ -123,9 +130,9 @@ pub fn run(o: &Options) -> Result<(), String> {
         let (v, memory) = (look(&c)?, ps::Memory::now());
         if o.json {
             let device = |(d, l): &(Device, Option<DeviceLoad>)| {
-                let l = l.unwrap_or_default();
+                let (is_there, l) = (l.is_some(), l.unwrap_or_default());
                 serde_json::json!({
-                    "name": d.name, "units": d.units, "utilisation": l.utilisation, "active": l.active,
+                    "name": d.name, "units": d.units, "is_there": is_there, "utilisation": l.utilisation, "active": l.active,
                     "waiting": l.waiting, "classes": l.classes, "task_ns": l.task_ns,
                 })
             };
@@ -136,9 +143,7 @@ pub fn run(o: &Options) -> Result<(), String> {
             crate::say(&serde_json::to_string_pretty(&all).map_err(|e| e.to_string())?);
         } else {
             for (d, l) in &v.devices {
-                let l = l.unwrap_or_default();
-                let used = as_percent(l.utilisation);
-                crate::say(&format!("{}: {used} used, {} active, {} waiting", d.name, l.active, l.waiting));
+                crate::say(&described(d, l.as_ref()));
             }
             crate::say(&ps::table(&v.processes, &memory));
         }

@@ -83,6 +83,8 @@ pub struct Gpu {
     /// Whose context is on the GPU: process and group, which may have gone since.
     resident: Option<(u32, usize)>,
     changes: Vec<Change>,
+    /// It has fallen off the bus: nothing runs, and nothing can be asked of it.
+    pub(super) lost: bool,
 }
 
 impl Gpu {
@@ -245,6 +247,9 @@ impl Gpu {
     /// Lets `us` pass.
     pub fn run(&mut self, us: u64) {
         let end = self.now_us + us;
+        if self.lost {
+            self.now_us = end;
+        }
         while self.now_us < end {
             self.arrive();
             let (holder, used) = self.holder.unwrap_or((0, 0));

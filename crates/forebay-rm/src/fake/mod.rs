@@ -260,6 +260,12 @@ impl FakeRm {
         self.lock().run(us);
     }
 
+    /// GPU number `gpu` falls off the bus: nothing on it goes on, and whatever is asked of it, or of what processes have
+    /// there, is refused. What the driver knows by itself it still says: which objects there are, and that it has such a card.
+    pub fn lose_gpu(&self, gpu: usize) {
+        self.lock().gpus.iter_mut().skip(gpu).take(1).for_each(|g| g.lost = true);
+    }
+
     /// The first GPU's time, µs.
     pub fn now_us(&self) -> u64 {
         self.lock().gpus.first().map_or(0, Gpu::now_us)
@@ -442,6 +448,11 @@ impl State {
             None if call.object == call.client => (CLASS_CLIENT, 0, None),
             None => return Err(error::INVALID_OBJECT_HANDLE),
         };
+        let of_gpu = class != CLASS_CLIENT && class != CLASS_EVENT_BUFFER;
+        if of_gpu && self.gpus[gpu].lost {
+            return Err(error::GPU_IS_LOST);
+        }
+        let Some(client) = self.clients.get_mut(&call.client) else { return Err(error::INVALID_CLIENT) };
         match (call.cmd, class) {
             (CMD_HANDLE_INFO, CLASS_CLIENT) => {
                 let p: &mut HandleInfo = typed(params)?;
@@ -558,6 +569,9 @@ impl State {
         if call.cmd == CMD_FLUSH
             && let Some(bound) = self.buffers.get(&name).map(|b| b.bound)
         {
+            if bound.is_some_and(|gpu| self.gpus[gpu].lost) {
+                return Err(error::GPU_IS_LOST);
+            }
             bound.into_iter().for_each(|gpu| self.drain(gpu, true));
             return Ok(());
         }
@@ -631,7 +645,7 @@ impl ControlFile for FakeFile {
         }
         let (class, parent, new, root) = (call.class, call.parent, call.new, call.root);
         let (mut buffer, mut group, mut made_on) = (None, None, 0);
-        let gpus = s.gpus.len();
+        let lost: Vec<bool> = s.gpus.iter().map(|g| g.lost).collect();
         call.status = status(s.client(&self.id, root).and_then(|c| {
             let mut memory = None;
             let of_device = c.objects.get(&parent).is_some_and(|o| o.class == CLASS_DEVICE);
@@ -639,7 +653,7 @@ impl ControlFile for FakeFile {
             let fits = match class {
                 CLASS_DEVICE => {
                     gpu = read::<DeviceAlloc>(params)?.device as usize;
-                    parent == root && gpu < gpus
+                    parent == root && gpu < lost.len()
                 }
                 CLASS_SUBDEVICE | CLASS_GROUP => of_device,
                 _ if is_channel(class) => {
@@ -665,6 +679,9 @@ impl ControlFile for FakeFile {
             };
             if !fits || c.objects.contains_key(&new) {
                 return Err(error::INVALID_ARGUMENT);
+            }
+            if class != CLASS_EVENT_BUFFER && lost[gpu] {
+                return Err(error::GPU_IS_LOST);
             }
             c.objects.insert(new, Object { class, parent, gpu, group, memory });
             made_on = gpu;
@@ -721,6 +738,10 @@ impl ControlFile for FakeFile {
         let mut s = self.rm.lock();
         if let Some(refused) = s.refuse_mapping.filter(|_| gpu == 0) {
             call.status = refused;
+            return Ok(None);
+        }
+        if s.gpus.get(gpu as usize).is_some_and(|g| g.lost) {
+            call.status = error::GPU_IS_LOST;
             return Ok(None);
         }
         let Some((file, with)) = s.mapping(&self.id, call) else { return Ok(None) };

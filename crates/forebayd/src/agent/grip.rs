@@ -24,6 +24,11 @@ pub trait Reach {
         false
     }
 
+    /// Why the GPU is not there any more, if it is not: it has fallen off, or is being reset.
+    fn lost(&self) -> Option<String> {
+        None
+    }
+
     /// Clients that an earlier service found this process to have.
     fn remember(&self, pid: u32, clients: &[RawHandle]) {
         let _ = (pid, clients);

@@ -125,6 +125,10 @@ impl Reach for Hardware {
         true
     }
 
+    fn lost(&self) -> Option<String> {
+        self.own.lost()
+    }
+
     fn remember(&self, pid: u32, clients: &[RawHandle]) {
         let search = Search::from(clients.to_vec());
         self.waiting.borrow_mut().entry(pid).or_insert(Waiting { search, ..Waiting::default() });

@@ -215,6 +215,11 @@ impl<M: Meter> Agent<M> {
         Some(every)
     }
 
+    /// Why the GPU is not there any more, if it is not.
+    pub fn lost(&self) -> Option<String> {
+        self.reach.lost()
+    }
+
     /// What the meter has to say, for the log.
     pub fn trouble(&mut self) -> Option<String> {
         self.meter.trouble()

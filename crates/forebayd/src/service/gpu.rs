@@ -1,13 +1,22 @@
 //! The GPUs whose time the service divides itself.
+//!
+//! A GPU that falls off:
+//! 1. Whether it is there is asked at every look for processes, and known from whatever failed for that reason in between
+//!    ([`Agent::lost`]); that is said once.
+//! 2. From then on nobody there is steered, and nothing is asked of it: its processes are let go of, which the driver
+//!    answers as it likes, and what was opened for it is closed, so that it can be reset or taken out.
+//! 3. It stays on the list of devices, without a load. Other GPUs, and what a process has on these, go on as before.
+//! 4. It is divided again by a service that starts when it is back.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use forebay_policy::share::WHOLE;
 use forebay_proto::page::{DeviceLoad, MAX_DEVICES};
 use forebay_proto::wire::{self, Level, Source};
+use forebay_rm::sys::RawHandle;
 
 use super::{Service, World, policy, refusal};
-use crate::agent::{Agent, Meter, Refused};
+use crate::agent::{Agent, Grip, Meter, PERIOD_NS, Reach, Refused};
 
 /// Until somebody is there to divide a GPU among, it is looked at this often.
 const GPU_LOOK_NS: u64 = 25_000_000;
@@ -33,6 +42,34 @@ pub(super) struct Gpu {
     pub(super) has_memory: bool,
     /// Processes that had more than their limit of it, at so many looks in a row.
     pub(super) over: BTreeMap<u32, u32>,
+    /// It has fallen off.
+    lost: bool,
+}
+
+/// The way to a GPU that is not there.
+struct Nowhere;
+
+impl Reach for Nowhere {
+    fn find(&self, _: u32, _: &HashSet<RawHandle>) -> Result<Box<dyn Grip>, Refused> {
+        Err(Refused::Lock("the GPU is not there any more".into()))
+    }
+}
+
+impl Meter for Nowhere {
+    fn used_ns(&mut self, _: u32) -> Option<u64> {
+        None
+    }
+}
+
+impl Gpu {
+    /// Lets go of everybody, and of the GPU itself.
+    fn lose(&mut self) {
+        self.agent = Agent::by(Box::new(Nowhere), Box::new(Nowhere) as Box<dyn Meter>, PERIOD_NS);
+        (self.lost, self.has_memory) = (true, false);
+        self.refused.clear();
+        self.unfound.clear();
+        self.over.clear();
+    }
 }
 
 impl<W: World> Service<W> {
@@ -51,7 +88,8 @@ impl<W: World> Service<W> {
         let about = wire::Device { name: wire::short_name(name), index: index as u8, units: 1, level };
         let (window, refused) = ((self.now_ns, self.now_ns), BTreeSet::new());
         let (unfound, over) = (BTreeMap::new(), BTreeMap::new());
-        self.gpus.push(Gpu { about, agent, source, window, glance_ns: 0, refused, unfound, has_memory, over });
+        let (glance_ns, lost) = (0, false);
+        self.gpus.push(Gpu { about, agent, source, window, glance_ns, refused, unfound, has_memory, over, lost });
         Some(self.gpus.len() - 1)
     }
 
@@ -59,7 +97,12 @@ impl<W: World> Service<W> {
     /// went wrong comes back, once for each.
     pub fn gpu_processes(&mut self, gpu: usize, pids: &[u32]) -> Vec<String> {
         let mut wrong = Vec::new();
-        let Some(g) = self.gpus.get_mut(gpu) else { return wrong };
+        let Some(g) = self.gpus.get_mut(gpu).filter(|g| !g.lost) else { return wrong };
+        if let Some(why) = g.agent.lost() {
+            g.lose();
+            let then = "nobody is steered there any more, until the service starts anew with the GPU back";
+            return vec![format!("{} has fallen off, or is being reset: {why}; {then}", g.about.name)];
+        }
         let known = g.agent.shares();
         g.unfound.retain(|pid, _| pids.contains(pid) && !known.contains_key(pid));
         for &pid in pids.iter().filter(|p| !known.contains_key(p)) {
@@ -109,6 +152,11 @@ impl<W: World> Service<W> {
         wrong
     }
 
+    /// Whether a GPU has fallen off; what was opened for it elsewhere should be closed then.
+    pub fn is_lost(&self, gpu: usize) -> bool {
+        self.gpus.get(gpu).is_some_and(|g| g.lost)
+    }
+
     /// Another GPU, if the process is taken off it by the lock, which `gpu` is divided by, too: it can be locked for one
     /// reason at a time.
     fn locked_on(&self, gpu: usize, pid: u32) -> Option<&str> {
@@ -126,7 +174,8 @@ impl<W: World> Service<W> {
 
     /// Ends windows that are over and begins the next; when to call again.
     pub fn turn(&mut self, now_ns: u64) -> Option<u64> {
-        for g in self.gpus.iter_mut().filter(|g| g.window.1 <= now_ns || g.agent.is_to_be_ended()) {
+        let there = || |g: &&mut Gpu| !g.lost;
+        for g in self.gpus.iter_mut().filter(there()).filter(|g| g.window.1 <= now_ns || g.agent.is_to_be_ended()) {
             g.agent.end(now_ns.saturating_sub(g.window.0));
             let length = g.agent.begin().map_or(GPU_LOOK_NS, |w| w.length_ns);
             g.window = (now_ns, now_ns.saturating_add(length));
@@ -134,14 +183,18 @@ impl<W: World> Service<W> {
                 g.glance_ns = now_ns;
             }
         }
-        for g in self.gpus.iter_mut().filter(|g| g.glance_ns <= now_ns) {
+        for g in self.gpus.iter_mut().filter(there()).filter(|g| g.glance_ns <= now_ns) {
             g.glance_ns = g.agent.glance().map_or(u64::MAX, |every| now_ns.saturating_add(every));
         }
-        self.gpus.iter().map(|g| g.window.1.min(g.glance_ns)).min()
+        self.gpus.iter().filter(|g| !g.lost).map(|g| g.window.1.min(g.glance_ns)).min()
     }
 
     pub(super) fn refresh_gpus(&mut self) {
         for g in &self.gpus {
+            if g.lost {
+                self.global.set(g.about.index.into(), &DeviceLoad::default());
+                continue;
+            }
             let mut load = DeviceLoad { at_ns: self.now_ns.max(1), units: 1, ..DeviceLoad::default() };
             for (pid, v) in g.agent.views() {
                 load.utilisation += v.used;

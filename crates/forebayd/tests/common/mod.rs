@@ -22,6 +22,8 @@ pub struct Service {
     environment: Vec<(&'static str, PathBuf)>,
     /// Whose files of the driver it has.
     kernel: Option<Arc<Kernel>>,
+    /// What it has said since it served.
+    said: Arc<Mutex<Vec<String>>>,
     /// One service at a time: another one's programs would not keep to this one's shares.
     _turn: MutexGuard<'static, ()>,
 }
@@ -49,8 +51,8 @@ impl Service {
         let dir = std::env::temp_dir().join(format!("forebayd-test-{}-{n}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let arguments: Vec<String> = arguments.iter().map(|a| (*a).to_owned()).collect();
-        let child = Self::spawn(&dir, &arguments, &environment, kernel.as_deref());
-        Service { dir, child, arguments, environment, kernel, _turn: turn }
+        let (child, said) = Self::spawn(&dir, &arguments, &environment, kernel.as_deref());
+        Service { dir, child, arguments, environment, kernel, said, _turn: turn }
     }
 
     fn spawn(
@@ -58,7 +60,7 @@ impl Service {
         arguments: &[String],
         environment: &[(&str, PathBuf)],
         kernel: Option<&Kernel>,
-    ) -> Child {
+    ) -> (Child, Arc<Mutex<Vec<String>>>) {
         let mut c = Command::new(env!("CARGO_BIN_EXE_forebayd"));
         c.arg("--socket").arg(dir.join("socket")).args(arguments).stderr(Stdio::piped());
         c.envs(environment.iter().map(|(k, v)| (*k, v)));
@@ -73,12 +75,16 @@ impl Service {
             }
         }
         // What it says later goes where the test's own output goes.
+        let all: Vec<String> = said.lines().map(str::to_owned).collect();
+        let said = Arc::new(Mutex::new(all));
+        let to = said.clone();
         std::thread::spawn(move || {
             for l in std::io::BufRead::lines(err).map_while(Result::ok) {
                 println!("{l}");
+                to.lock().unwrap().push(l);
             }
         });
-        child
+        (child, said)
     }
 
     pub fn socket(&self) -> PathBuf {
@@ -99,7 +105,12 @@ impl Service {
     }
 
     pub fn restart(&mut self) {
-        self.child = Self::spawn(&self.dir, &self.arguments, &self.environment, self.kernel.as_deref());
+        (self.child, self.said) = Self::spawn(&self.dir, &self.arguments, &self.environment, self.kernel.as_deref());
+    }
+
+    /// What it has said that contains this, since it last started.
+    pub fn said(&self, what: &str) -> Vec<String> {
+        self.said.lock().unwrap().iter().filter(|l| l.contains(what)).cloned().collect()
     }
 
     pub fn set(&self, pid: u32, class: Class) {
