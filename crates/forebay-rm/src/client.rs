@@ -110,7 +110,7 @@ impl Client {
     ///
     /// # Errors
     /// What the driver refused.
-    pub(crate) fn now_ns(&self) -> Result<u64> {
+    pub fn now_ns(&self) -> Result<u64> {
         let mut t = GpuTime::default();
         self.control("get time", self.subdevice, CMD_GPU_TIME, &mut t)?;
         Ok(t.ns)

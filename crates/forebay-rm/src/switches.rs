@@ -169,10 +169,18 @@ impl SwitchLog {
             self.get = (self.get + 1) % RECORDS;
         }
         if self.get != before || dropped > 0 {
-            let mut p = UpdateGet { records: self.get, vardata: 0 };
-            self.control("update get", self.buffer, CMD_UPDATE_GET, &mut p)?;
+            self.say_read()?;
         }
         Ok(dropped)
+    }
+
+    /// Says up to where records have been read. A buffer that the driver has no more is an error, where reading finds nothing new.
+    ///
+    /// # Errors
+    /// What the driver refused.
+    pub fn say_read(&self) -> Result<()> {
+        let mut p = UpdateGet { records: self.get, vardata: 0 };
+        self.control("update get", self.buffer, CMD_UPDATE_GET, &mut p)
     }
 
     /// Makes everything that the GPU has recorded visible to the next [`SwitchLog::read`].

@@ -2,6 +2,7 @@
 //!
 //! - [`gpu`]: the agent that divides a GPU by suspension.
 //! - [`credit`]: the service's core with programs that take credit; in its narrow stories some have few threads.
+//! - [`machine`]: the whole service on a machine with several GPUs, which fall off.
 //! - [`accelerator`]: the same on a device whose use programs report themselves, with limits of memory on a GPU.
 //!
 //! After every calm stretch oracles are asked whether what was promised was kept. The same seed is the same story; the
@@ -10,6 +11,7 @@
 pub mod accelerator;
 pub mod credit;
 pub mod gpu;
+pub mod machine;
 mod office;
 
 /// What a scenario came to.

@@ -8,7 +8,7 @@ use std::sync::mpsc;
 use clap::Parser;
 use forebay_sim::Outcome;
 
-/// Simulates the service in virtual time: time division on a fake GPU, credit, accelerators
+/// Simulates the service in virtual time: a machine with GPUs that are divided, credit, accelerators
 #[derive(Parser)]
 struct Options {
     /// First seed
@@ -17,22 +17,31 @@ struct Options {
     /// Scenarios, with consecutive seeds
     #[arg(long, default_value_t = 1)]
     runs: u64,
+    /// Stories of this kind only
+    #[arg(long, value_parser = KINDS.map(|(name, _)| name))]
+    kind: Option<String>,
     /// With a mistake that the oracles must find
     #[arg(long)]
     broken: bool,
 }
 
-/// What came of one seed's scenarios: lines, and how many of these had violations.
-fn run(seed: u64, broken: bool) -> (String, usize) {
+/// A kind of story: its name, and how one is told of a seed, with a mistake or without.
+type Kind = (&'static str, fn(u64, bool) -> Outcome);
+
+const KINDS: [Kind; 6] = [
+    ("gpu", forebay_sim::gpu::run),
+    ("gpu, slow", forebay_sim::gpu::run_slow),
+    ("machine", forebay_sim::machine::run),
+    ("credit", forebay_sim::credit::run),
+    ("narrow", forebay_sim::credit::run_narrow),
+    ("accelerator", forebay_sim::accelerator::run),
+];
+
+/// What came of one seed's scenarios, of this kind or of all: lines, and how many of these had violations.
+fn run(seed: u64, kind: Option<&str>, broken: bool) -> (String, usize) {
     let (mut said, mut bad) = (String::new(), 0);
-    let all = [
-        ("gpu", forebay_sim::gpu::run(seed, broken)),
-        ("gpu, slow", forebay_sim::gpu::run_slow(seed, broken)),
-        ("credit", forebay_sim::credit::run(seed, broken)),
-        ("narrow", forebay_sim::credit::run_narrow(seed, broken)),
-        ("accelerator", forebay_sim::accelerator::run(seed, broken)),
-    ];
-    for (what, Outcome { hash, judged, violations, .. }) in all {
+    let told = KINDS.iter().filter(|(name, _)| kind.is_none_or(|k| k == *name));
+    for (what, Outcome { hash, judged, violations, .. }) in told.map(|(name, tell)| (name, tell(seed, broken))) {
         let n = violations.len();
         let _ = writeln!(said, "{what} seed {seed}: hash {hash:016x}, {judged} stretches, {n} violations");
         for v in &violations {
@@ -51,10 +60,10 @@ fn main() -> std::process::ExitCode {
     let mut bad = 0;
     std::thread::scope(|scope| {
         for _ in 0..std::thread::available_parallelism().map_or(1, |n| n.get()) {
-            let (send, take) = (send.clone(), &take);
+            let (send, take, o) = (send.clone(), &take, &o);
             scope.spawn(move || {
                 while let Some(seed) = take() {
-                    let _ = send.send((seed, run(seed, o.broken)));
+                    let _ = send.send((seed, run(seed, o.kind.as_deref(), o.broken)));
                 }
             });
         }

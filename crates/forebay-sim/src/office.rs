@@ -1,13 +1,17 @@
-//! What the stories of credit and of accelerators have in common: the service's core, the processes of a machine, and how
+//! What the stories of credit, of accelerators and of machines have in common: the service's core, the processes of a machine, and how
 //! they come to the service and are set by somebody in charge.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::Arc;
 
 use forebay_policy::credit::Order;
 use forebay_proto::page::AccountWords;
 use forebay_proto::wire::{self, Class, Level, Refusal, Reply, Request, Source};
+use forebay_rm::Client;
+use forebay_rm::fake::FakeRm;
 use forebay_rm::sys::RawHandle;
-use forebayd::agent::{Agent, Grip, Meter, Reach, Refused};
+use forebayd::accounts::LogMeter;
+use forebayd::agent::{Agent, Grip, Hardware, Meter, PERIOD_NS, Reach, Refused};
 use forebayd::service::{Answer, Described, Peer, Ready, Service, SessionId, World};
 
 /// The user of the programs; the service's is another one.
@@ -72,6 +76,10 @@ pub(crate) struct Office {
     /// Accelerators whose use programs report, and how much each does at a time. With any there is a GPU, too, whose memory
     /// is seen.
     accelerators: &'static [(&'static str, u32)],
+    /// The driver of GPUs that are divided.
+    rm: Option<FakeRm>,
+    /// Which GPU of the driver's each of the service's is.
+    pub(crate) numbers: Vec<usize>,
     next_session: SessionId,
     births: u64,
     pub(crate) violations: Vec<String>,
@@ -95,15 +103,45 @@ fn service(os: Os, cores: u64, accelerators: &[(&str, u32)], now_ns: u64) -> Ser
 impl Office {
     pub(crate) fn new(cores: u64, accelerators: &'static [(&'static str, u32)]) -> Self {
         let service = service(Os::default(), cores, accelerators, 1);
-        Office { service, cores, accelerators, next_session: 1, births: 1, violations: Vec::new() }
+        let (rm, numbers) = (None, Vec::new());
+        Office { service, cores, accelerators, rm, numbers, next_session: 1, births: 1, violations: Vec::new() }
+    }
+
+    /// One that divides all GPUs of this driver's.
+    pub(crate) fn with_gpus(cores: u64, rm: FakeRm) -> Self {
+        let mut office = Office { rm: Some(rm), ..Self::new(cores, &[]) };
+        office.open_gpus();
+        office
+    }
+
+    /// As the daemon does: those that have fallen off are left out.
+    fn open_gpus(&mut self) {
+        let Some(rm) = &self.rm else { return };
+        self.numbers.clear();
+        for gpu in 0..rm.gpus() {
+            let Ok(own) = Client::open(Arc::new(rm.clone()), gpu as u32).map(Arc::new) else { continue };
+            let Ok(log) = LogMeter::open(own.clone()) else { continue };
+            let meter: Box<dyn Meter> = Box::new(log);
+            let agent = Agent::by(Box::new(Hardware::new(own, None)), meter, PERIOD_NS);
+            let level = (Level::Hardware, Source::Switches);
+            self.numbers.extend(self.service.add_gpu(&format!("gpu{gpu}"), agent, level, false).map(|_| gpu));
+        }
+    }
+
+    /// The service goes; what was found wrong.
+    pub(crate) fn end(self) -> Vec<String> {
+        drop(self.service);
+        self.violations
     }
 
     /// Killed; the next one has what was saved, and no connections.
     pub(crate) fn restart(&mut self, now_ns: u64) {
         let saved = self.service.save();
         let os = std::mem::take(self.service.world());
+        // What it had taken its guardian gives back.
         self.service = service(os, self.cores, self.accelerators, now_ns);
         self.service.restore(saved);
+        self.open_gpus();
     }
 
     pub(crate) fn wrong(&mut self, what: String) {

@@ -5,14 +5,15 @@
 //!    said once is never taken back.
 //! 2. A hold is time on the GPU, with work or without. So whoever is alone on it, or was there last, counts as using it;
 //!    who divides the GPU knows whom it let on and corrects for that.
-//! 3. Where records are missing, less is charged, never more; how many is told.
+//! 3. Where records are missing, less is charged, never more; how many is told. What was said of a hold whose end went
+//!    missing stays said, and what comes is added to that.
 //! 4. Records are asked for (0.2 ms) where the moment counts, at the end of a window; otherwise they come by themselves, 30
 //!    times a second.
-//! 5. A log that fails is opened anew, once a second; until then nobody is charged.
+//! 5. A log that fails is opened anew, once a second; until then nobody is charged. Where nothing is asked of it and it says
+//!    nothing, whether the driver still has it is asked once a second.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use forebay_rm::holds::{Hold, Holds};
 use forebay_rm::sys::Record;
@@ -26,8 +27,12 @@ const MAX_ACCOUNTS: usize = 4096;
 const MAX_CONTEXTS: usize = 256;
 /// Holds that are kept for somebody: more than come in any window.
 const MAX_HOLDS: usize = 1 << 16;
-/// A log that failed is tried again after this.
-const RETRY: Duration = Duration::from_secs(1);
+/// Whether the log is there is asked at least so often.
+const ASK_NS: u64 = 1_000_000_000;
+/// What is said of an open hold may be so much ahead of the records, which come 30 times a second.
+const AHEAD_NS: u64 = 100_000_000;
+/// A log that failed is tried again after this, by the GPU's clock.
+const RETRY_NS: u64 = 1_000_000_000;
 
 #[derive(Default)]
 struct Account {
@@ -48,8 +53,10 @@ pub struct LogMeter {
     accounts: BTreeMap<u32, Account>,
     records: Vec<Record>,
     now_ns: u64,
-    failed: Option<Instant>,
+    failed_ns: Option<u64>,
     trouble: Option<String>,
+    /// When the log was last asked for something, by the GPU's clock.
+    asked_ns: u64,
     /// Whether the driver makes records visible when asked; else they come by themselves, a little later.
     flushes: bool,
     /// Records that were dropped or went missing before this log.
@@ -77,7 +84,8 @@ impl LogMeter {
             accounts: BTreeMap::new(),
             records: Vec::new(),
             now_ns,
-            failed: None,
+            failed_ns: None,
+            asked_ns: now_ns,
             trouble: None,
             flushes,
             lost: 0,
@@ -125,6 +133,10 @@ impl LogMeter {
         let Some(log) = &mut self.log else { return Ok(()) };
         if self.flushes && to_the_moment {
             log.flush()?;
+            self.asked_ns = self.now_ns;
+        } else if self.now_ns.saturating_sub(self.asked_ns) >= ASK_NS {
+            log.say_read()?;
+            self.asked_ns = self.now_ns;
         }
         self.records.clear();
         let read = log.read(&mut self.records);
@@ -181,16 +193,19 @@ fn charge(accounts: &mut BTreeMap<u32, Account>, h: &Hold) {
 
 impl Meter for LogMeter {
     fn refresh(&mut self, to_the_moment: bool) {
-        if self.log.is_none() && self.failed.is_none_or(|at| at.elapsed() >= RETRY) {
-            self.failed = Some(Instant::now());
+        // A GPU that does not say what time it is has no log, either.
+        let clock = if self.log.is_none() { self.own.now_ns().ok() } else { None };
+        if let Some(now) = clock.filter(|now| self.failed_ns.is_none_or(|at| now.saturating_sub(at) >= RETRY_NS)) {
+            self.failed_ns = Some(now);
             if self.reopen().is_ok() {
-                self.failed = None;
-                self.trouble = Some("the log of context switches can be read again".into());
+                self.failed_ns = None;
+                let before = self.trouble.take().map(|t| format!("{t}; ")).unwrap_or_default();
+                self.trouble = Some(format!("{before}the log of context switches can be read again"));
             }
         }
         if let Err(e) = self.advance(to_the_moment) {
             self.trouble = Some(format!("the log of context switches cannot be read, nobody is charged: {e}"));
-            self.failed = Some(Instant::now());
+            self.failed_ns = self.own.now_ns().ok();
             self.log = None;
         }
     }
@@ -198,6 +213,12 @@ impl Meter for LogMeter {
     fn used_ns(&mut self, pid: u32) -> Option<u64> {
         let open = self.holds.open(self.now_ns).filter(|h| h.pid == pid && self.log.is_some()).map_or(0, |h| h.ns());
         let Some(a) = self.accounts.get_mut(&pid) else { return Some(open) };
+        // It may have been a little ahead of the records. By more it was of a hold whose end was never heard of: it must not
+        // have to be caught up with, which may be as long as somebody was alone on the GPU.
+        let ahead = a.said_ns.saturating_sub(a.closed_ns + open);
+        if ahead > AHEAD_NS {
+            a.closed_ns += ahead;
+        }
         a.said_ns = a.said_ns.max(a.closed_ns + open);
         Some(a.said_ns)
     }
@@ -286,13 +307,54 @@ mod tests {
         assert_eq!(m.longest_stay_ns(20), None);
         m.refresh(true);
         assert_eq!((m.trouble(), m.used_ns(20).unwrap() >= used), (None, true));
-        std::thread::sleep(RETRY);
+        rm.run(RETRY_NS / 1000);
         m.refresh(true);
+        assert!(m.trouble().unwrap().contains("again"));
+        // While nobody asks for the moment it is noticed all the same.
+        rm.forget_logs();
+        for _ in 0..45 {
+            rm.run(25_000);
+            m.refresh(false);
+        }
+        assert!(m.trouble().unwrap().contains("cannot be read"));
+        rm.run(RETRY_NS / 1000);
+        m.refresh(false);
         assert!(m.trouble().unwrap().contains("again"));
         let used = m.used_ns(20).unwrap();
         rm.run(100_000);
         m.refresh(true);
         assert!(m.used_ns(20).unwrap() > used + 50_000_000);
+    }
+
+    /// It was alone on the GPU for a minute, and nobody heard how that ended.
+    #[test]
+    fn who_was_alone_for_long_is_charged_again_at_once_after_records_or_the_log_were_lost() {
+        for forget in [false, true] {
+            let (rm, mut m) = setup();
+            rm.set_load(20, Load::IDLE);
+            rm.run(60_000_000);
+            m.refresh(true);
+            let alone = m.used_ns(10).unwrap();
+            assert!(alone > 59_000_000_000);
+            rm.set_load(20, Load::saturating(5000));
+            if forget {
+                rm.forget_logs();
+            } else {
+                rm.lose_records(6);
+            }
+            for _ in 0..40 {
+                rm.run(50_000);
+                m.refresh(true);
+            }
+            let (used, truth) = (m.used_ns(10).unwrap(), rm.gpu_time(10).unwrap());
+            for _ in 0..20 {
+                rm.run(50_000);
+                m.refresh(true);
+            }
+            let more = m.used_ns(10).unwrap() - used;
+            let had = (rm.gpu_time(10).unwrap() - truth) * 1000;
+            assert!(had > 30_000_000 && more.abs_diff(had) < had / 4, "{more} of {had}, forget: {forget}");
+        }
     }
 
     #[test]

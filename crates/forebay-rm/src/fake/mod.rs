@@ -296,6 +296,16 @@ impl FakeRm {
         self.lock().gpus.iter().any(|g| g.is_sliced(pid))
     }
 
+    /// The same, of GPU number `gpu`.
+    pub fn is_sliced_on(&self, gpu: usize, pid: u32) -> bool {
+        self.lock().gpus[gpu].is_sliced(pid)
+    }
+
+    /// GPUs that the machine has, those included that have fallen off.
+    pub fn gpus(&self) -> usize {
+        self.lock().gpus.len()
+    }
+
     /// Context switches so far.
     pub fn switches(&self) -> u64 {
         self.lock().gpus.iter().map(Gpu::switches).sum()

@@ -34,6 +34,12 @@ pub trait Reach {
         let _ = (pid, clients);
     }
 
+    /// Clients that a process has which was looked for and has nothing on the GPU, as far as they were found.
+    fn clients_of(&self, pid: u32) -> Vec<RawHandle> {
+        let _ = pid;
+        Vec::new()
+    }
+
     /// A process is on the GPU and was not found: from now on it is looked for more widely. False when that is over, or
     /// there is no wider.
     fn look_further(&self, pid: u32) -> bool {

@@ -134,6 +134,10 @@ impl Reach for Hardware {
         self.waiting.borrow_mut().entry(pid).or_insert(Waiting { search, ..Waiting::default() });
     }
 
+    fn clients_of(&self, pid: u32) -> Vec<RawHandle> {
+        self.waiting.borrow().get(&pid).map_or_else(Vec::new, |w| w.search.clients.clone())
+    }
+
     fn look_further(&self, pid: u32) -> bool {
         let mut waiting = self.waiting.borrow_mut();
         let Some(w) = waiting.get_mut(&pid) else { return false };

@@ -193,9 +193,9 @@ impl<M: Meter> Agent<M> {
         })
     }
 
-    /// Whether a process has been on the GPU, by the GPU's own log, adopted or not.
-    pub fn has_seen(&self, pid: u32) -> bool {
-        self.meter.switches(pid).is_some_and(|n| n > 0)
+    /// How often a process of this number has come onto the GPU, by the GPU's own log, adopted or not; 0 where there is none.
+    pub fn seen(&self, pid: u32) -> u64 {
+        self.meter.switches(pid).unwrap_or(0)
     }
 
     /// Whether everybody has turns at the moment, in the windows' place.
@@ -229,9 +229,9 @@ impl<M: Meter> Agent<M> {
         self.processes.iter().filter(|(pid, _)| Some(**pid) != but).flat_map(|(_, p)| p.grip.clients()).collect()
     }
 
-    /// A process's clients of the driver, if it was adopted.
+    /// A process's clients of the driver, as far as they were found.
     pub fn clients_of(&self, pid: u32) -> Vec<RawHandle> {
-        self.processes.get(&pid).map_or_else(Vec::new, |p| p.grip.clients())
+        self.processes.get(&pid).map_or_else(|| self.reach.clients_of(pid), |p| p.grip.clients())
     }
 
     /// Clients that an earlier service found a process to have, which is to be adopted.

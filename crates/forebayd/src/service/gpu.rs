@@ -10,9 +10,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use forebay_policy::share::WHOLE;
+use forebay_policy::share::{Refusal as Denied, WHOLE};
 use forebay_proto::page::{DeviceLoad, MAX_DEVICES};
-use forebay_proto::wire::{self, Level, Source};
+use forebay_proto::wire::{self, Class, Level, Source};
 use forebay_rm::sys::RawHandle;
 
 use super::{Service, World, policy, refusal};
@@ -36,8 +36,11 @@ pub(super) struct Gpu {
     glance_ns: u64,
     /// Processes that were not adopted, so that each is tried and spoken of once.
     pub(super) refused: BTreeSet<u32>,
-    /// Processes that are on it, says its log, and whose channels were not found, at so many looks.
-    unfound: BTreeMap<u32, u32>,
+    /// Processes whose absolute share there was no room for when they came: normal ones until there is.
+    pub(super) lowered: BTreeSet<u32>,
+    /// Processes whose channels were not found: how often its log had seen their number, and at how many looks in between they had
+    /// come onto it.
+    unfound: BTreeMap<u32, (u64, u32)>,
     /// Whether somebody says who has how much of its memory.
     pub(super) has_memory: bool,
     /// Processes that had more than their limit of it, at so many looks in a row.
@@ -67,6 +70,7 @@ impl Gpu {
         self.agent = Agent::by(Box::new(Nowhere), Box::new(Nowhere) as Box<dyn Meter>, PERIOD_NS);
         (self.lost, self.has_memory) = (true, false);
         self.refused.clear();
+        self.lowered.clear();
         self.unfound.clear();
         self.over.clear();
     }
@@ -86,10 +90,11 @@ impl<W: World> Service<W> {
             return None;
         }
         let about = wire::Device { name: wire::short_name(name), index: index as u8, units: 1, level };
-        let (window, refused) = ((self.now_ns, self.now_ns), BTreeSet::new());
+        let (window, refused, lowered) = ((self.now_ns, self.now_ns), BTreeSet::new(), BTreeSet::new());
         let (unfound, over) = (BTreeMap::new(), BTreeMap::new());
         let (glance_ns, lost) = (0, false);
-        self.gpus.push(Gpu { about, agent, source, window, glance_ns, refused, unfound, has_memory, over, lost });
+        let g = Gpu { about, agent, source, window, glance_ns, refused, lowered, unfound, has_memory, over, lost };
+        self.gpus.push(g);
         Some(self.gpus.len() - 1)
     }
 
@@ -99,11 +104,17 @@ impl<W: World> Service<W> {
         let mut wrong = Vec::new();
         let Some(g) = self.gpus.get_mut(gpu).filter(|g| !g.lost) else { return wrong };
         if let Some(why) = g.agent.lost() {
+            // A process's clients are of all its GPUs.
+            for pid in g.agent.shares().into_keys() {
+                self.found.insert(pid, g.agent.clients_of(pid));
+            }
             g.lose();
             let then = "nobody is steered there any more, until the service starts anew with the GPU back";
             return vec![format!("{} has fallen off, or is being reset: {why}; {then}", g.about.name)];
         }
         let known = g.agent.shares();
+        wrong.extend(self.raise(gpu));
+        let Some(g) = self.gpus.get_mut(gpu) else { return wrong };
         g.unfound.retain(|pid, _| pids.contains(pid) && !known.contains_key(pid));
         for &pid in pids.iter().filter(|p| !known.contains_key(p)) {
             let (class, nice) = match self.known(pid) {
@@ -122,16 +133,29 @@ impl<W: World> Service<W> {
             if let Some(clients) = self.found.get(&pid) {
                 g.agent.remember(pid, clients);
             }
+            // Steered by nobody it would be there in everybody's windows.
+            let denied = g.agent.admit(pid, policy(class), nice.into()).err();
+            let no_room = denied.filter(|e| matches!(e, Denied::Overbooked { .. }));
+            let class = if no_room.is_some() { Class::Normal } else { class };
             let why = match g.agent.adopt(pid, policy(class), nice.into()) {
                 Ok(()) => {
                     g.refused.remove(&pid);
                     self.dirty = true;
+                    if let Some(e) = no_room {
+                        let (why, name) = (refusal(&g.about.name, e), &g.about.name);
+                        wrong.push(format!("process {pid} is like a normal one on {name} until there is room: {why}"));
+                        g.lowered.insert(pid);
+                    }
                     continue;
                 }
-                // It has the driver open and has not begun to use the GPU: the next look may find more.
-                Err(Refused::Driver(forebay_rm::Error::NoChannels { .. })) if !g.agent.has_seen(pid) => continue,
                 Err(Refused::Driver(forebay_rm::Error::NoChannels { .. })) => {
-                    let looks = g.unfound.entry(pid).or_default();
+                    // Who was seen before may have had the number before.
+                    let now = g.agent.seen(pid);
+                    let (seen, looks) = g.unfound.entry(pid).or_insert((now, 0));
+                    if std::mem::replace(seen, now) == now {
+                        // It has the driver open and does not use the GPU: the next look may find more.
+                        continue;
+                    }
                     *looks = looks.saturating_add(1);
                     if *looks < UNFOUND_LOOKS || g.agent.look_further(pid) {
                         continue;
@@ -155,6 +179,23 @@ impl<W: World> Service<W> {
     /// Whether a GPU has fallen off; what was opened for it elsewhere should be closed then.
     pub fn is_lost(&self, gpu: usize) -> bool {
         self.gpus.get(gpu).is_some_and(|g| g.lost)
+    }
+
+    /// Whoever has not had its absolute share on a GPU for want of room has it, if there is some now; that is said.
+    fn raise(&mut self, gpu: usize) -> Vec<String> {
+        let Some(g) = self.gpus.get_mut(gpu) else { return Vec::new() };
+        let mut said = Vec::new();
+        for pid in g.lowered.clone() {
+            let Some(p) = self.processes.get(&pid).filter(|_| g.agent.shares().contains_key(&pid)) else {
+                g.lowered.remove(&pid);
+                continue;
+            };
+            if g.agent.adopt(pid, policy(p.class), p.nice.into()).is_ok() {
+                g.lowered.remove(&pid);
+                said.push(format!("process {pid} has the share that it is to have on {}", g.about.name));
+            }
+        }
+        said
     }
 
     /// Another GPU, if the process is taken off it by the lock, which `gpu` is divided by, too: it can be locked for one
@@ -282,6 +323,41 @@ mod tests {
     #[test]
     fn whoever_is_older_is_found_by_a_search_that_goes_further() {
         assert_eq!(said_of_an_old_one(1000), ([vec![], vec![]], vec![10, 20]));
+    }
+
+    #[test]
+    fn whose_share_there_is_no_room_for_is_like_a_normal_one_until_there_is() {
+        let rm = FakeRm::default();
+        [10, 20, 30].into_iter().for_each(|pid| rm.start(pid, 1, 2, Load::saturating(1000)));
+        rm.start(40, 0, 0, Load::IDLE);
+        let own = Arc::new(Client::open(Arc::new(rm.clone()), 0).unwrap());
+        let meter: Box<dyn Meter> = Box::new(LogMeter::open(own.clone()).unwrap());
+        let agent = Agent::by(Box::new(Hardware::new(own, None)), meter, PERIOD_NS);
+        let mut s = Service::new(Few, 1, Order::Share, 0).unwrap();
+        s.add_gpu("gpu0", agent, (Level::Hardware, Source::Switches), false).unwrap();
+        // Before they are seen on the GPU, as `forebay run --share` does.
+        let root = crate::service::Peer { pid: 1, uid: 0, privileged: true };
+        for pid in [10, 20, 40] {
+            s.set(root, pid, Some(Class::Custom(600_000)), None).unwrap();
+        }
+        let shares = |s: &Service<Few>| s.gpus[0].agent.shares();
+        let said = s.gpu_processes(0, &[10, 20, 30, 40]);
+        // The last one is not on it.
+        assert!(said.len() == 1 && said[0].starts_with("process 20 is like a normal one on gpu0"), "{said:?}");
+        assert_eq!(shares(&s), BTreeMap::from([(10, 600_000), (20, 200_000), (30, 200_000)]));
+        assert_eq!(
+            (s.gpu_processes(0, &[10, 20, 30, 40]).len(), s.known(20).unwrap().class),
+            (0, Class::Custom(600_000))
+        );
+        // Its nice value can be set meanwhile, and its class: then nothing is kept for it.
+        s.set(root, 20, None, Some(1)).unwrap();
+        assert!(s.set(root, 20, Some(Class::Custom(500_000)), None).is_err());
+        s.exited(10);
+        rm.kill(10);
+        let said = s.gpu_processes(0, &[20, 30, 40]);
+        assert!(said.len() == 1 && said[0].starts_with("process 20 has the share"), "{said:?}");
+        assert_eq!(shares(&s), BTreeMap::from([(20, 600_000), (30, 400_000)]));
+        assert!(s.gpu_processes(0, &[20, 30, 40]).is_empty());
     }
 
     /// One program on both of two GPUs, beside one on each: each GPU is divided for itself.

@@ -295,6 +295,7 @@ impl<W: World> Service<W> {
         for g in &mut self.gpus {
             g.agent.forget(pid);
             g.refused.remove(&pid);
+            g.lowered.remove(&pid);
         }
         for d in &mut self.devices {
             d.bank.remove(pid.into());
@@ -438,6 +439,8 @@ impl<W: World> Service<W> {
         }
         let (new_class, new_nice) = (class.unwrap_or(p.class), nice.unwrap_or(p.nice));
         let old = (p.class, p.nice);
+        // One that waits for its share on a GPU may be told other things meanwhile.
+        let on = |g: &Gpu| if class.is_none() && g.lowered.contains(&pid) { Class::Normal } else { new_class };
         let member = Member { id: pid.into(), class: policy(new_class), nice: new_nice.into(), active: true };
         // First all devices are asked, then all are changed; in between nothing can have come.
         for d in &self.devices {
@@ -448,14 +451,17 @@ impl<W: World> Service<W> {
         }
         for g in &self.gpus {
             if g.agent.shares().contains_key(&pid) {
-                g.agent.admit(pid, policy(new_class), new_nice.into()).map_err(|e| refusal(&g.about.name, e))?;
+                g.agent.admit(pid, policy(on(g)), new_nice.into()).map_err(|e| refusal(&g.about.name, e))?;
             }
         }
         for g in &mut self.gpus {
             if g.agent.shares().contains_key(&pid)
-                && let Err(Refused::Policy(e)) = g.agent.adopt(pid, policy(new_class), new_nice.into())
+                && let Err(Refused::Policy(e)) = g.agent.adopt(pid, policy(on(g)), new_nice.into())
             {
                 return Err(refusal(&g.about.name, e));
+            }
+            if class.is_some() {
+                g.lowered.remove(&pid);
             }
         }
         for d in &mut self.devices {
