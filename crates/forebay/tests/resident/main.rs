@@ -601,6 +601,43 @@ fn a_function_may_be_for_a_thread_or_a_warp() {
     }
 }
 
+/// The part of the host that dies: it says when its task is under way.
+#[test]
+#[ignore = "a process of the test below"]
+fn a_host_whose_task_never_ends() {
+    let Some(g) = start(builder().blocks(2)) else { return };
+    let begun = word();
+    let _awaited_by_nobody = g.submit(call(&g, "deaf", &[address(word()), address(begun)])).unwrap();
+    while begun.load(Ordering::Relaxed) == 0 {
+        std::thread::yield_now();
+    }
+    println!("{RESIDENT}");
+    std::thread::sleep(Duration::from_secs(60));
+}
+
+const RESIDENT: &str = "a task is under way";
+
+/// Whoever comes next finds the device as if the grid had never been there.
+#[test]
+fn a_host_that_dies_takes_its_grid_with_it() {
+    use std::io::{BufRead as _, BufReader};
+    for _ in 0..2 {
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "a_host_whose_task_never_ends", "--ignored", "--nocapture"]);
+        let mut host = command.stdout(std::process::Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(host.stdout.take().unwrap()).lines().map_while(Result::ok);
+        let is_resident = lines.any(|l| l.contains(RESIDENT));
+        let begun = std::time::Instant::now();
+        host.kill().unwrap();
+        let status = host.wait().unwrap();
+        assert!(begun.elapsed() < Duration::from_secs(20), "it took {:?} to end", begun.elapsed());
+        assert_eq!(is_resident, !status.success(), "{status}");
+    }
+    let Some(g) = start(builder().blocks(2)) else { return };
+    let t = g.submit(call(&g, "add", &[2, 3])).unwrap();
+    assert_eq!(g.wait(t).unwrap().result_as::<u64>(), 5);
+}
+
 /// The same text is CUDA C++ for every architecture from Turing to Blackwell.
 #[test]
 fn the_device_code_compiles_for_gpus() {
@@ -618,7 +655,8 @@ fn the_device_code_compiles_for_gpus() {
 }
 
 /// What holds of a grid on the CPU holds of one whose rings are in device memory, and of one that has none of that.
-const EVERYWHERE: [&str; 20] = [
+const EVERYWHERE: [&str; 21] = [
+    "a_host_that_dies_takes_its_grid_with_it",
     "draining_a_grid_whose_task_never_ends_says_which_one_and_can_be_gone_on_with",
     "what_is_free_is_found_behind_many_that_take_long",
     "what_is_urgent_comes_between_tasks_that_make_tasks",
