@@ -10,6 +10,7 @@ use std::time::Duration;
 use forebay::Kind;
 use forebay::hal::{Device, Error, conformance, cuda::Nvrtc, discover};
 use forebay::transfer::{CALIBRATION, Direction, Engine, Host};
+use forebay_proto::wire::Level;
 use forebay_rm::{Client, Rm as _};
 use forebayd::trial::{self, Programs};
 
@@ -104,11 +105,20 @@ fn service() {
     use forebay_proto::client::{Connection, Error};
     let connection = Connection::open("doctor");
     let served = connection.is_ok();
+    let mut divided = Vec::new();
     match connection {
         Ok(c) => {
-            let devices: Vec<String> = c.devices().unwrap_or_default().into_iter().map(|d| d.name).collect();
+            let (by_credit, others): (Vec<_>, Vec<_>) =
+                c.devices().unwrap_or_default().into_iter().partition(|d| d.level == Level::Credit);
+            let names: Vec<String> = by_credit.into_iter().map(|d| d.name).collect();
             crate::say(&format!("service: running for {:.0} s, version {}", c.up.as_secs_f64(), c.service));
-            crate::say(&format!("  credit: works, on {}", devices.join(", ")));
+            crate::say(&format!("  credit: works, on {}", names.join(", ")));
+            for d in others {
+                match c.global().ok().and_then(|page| page.device(d.index.into())) {
+                    Some(_) => divided.push(d.name),
+                    None => crate::say(&format!("  {}: not there any more", d.name)),
+                }
+            }
         }
         Err(e @ Error::Absent(_)) => {
             crate::say(&format!("service: {e}"));
@@ -118,7 +128,10 @@ fn service() {
     }
     match forebay_rm::Host.cards() {
         Err(e) => crate::say(&format!("  hardware (suspension, slices): not usable: {e}")),
-        Ok(cards) => cards.iter().for_each(|c| hardware(c.minor, cards.len(), served)),
+        Ok(cards) => cards.iter().for_each(|c| {
+            let served = served.then(|| divided.contains(&format!("gpu{}", c.minor)));
+            hardware(c.minor, cards.len(), served);
+        }),
     }
     let calls = forebay::hal::cuda::checkpoint::Checkpoints::open();
     crate::say(&match (&calls, forebayd::nvml::Gpu::open(0)) {
@@ -176,7 +189,8 @@ impl Programs for Two {
 }
 
 /// Says what of dividing a GPU works here: with root it is tried, on two programs that are started for that and ended again.
-fn hardware(gpu: u32, of: usize, served: bool) {
+/// `served`: there is a service, and whether it divides this one.
+fn hardware(gpu: u32, of: usize, served: Option<bool>) {
     let say = |what: &str| crate::say(&format!("  hardware, GPU {gpu}: {what}"));
     let own = match Client::open(Arc::new(forebay_rm::Host), gpu) {
         Ok(own) => Arc::new(own),
@@ -185,8 +199,10 @@ fn hardware(gpu: u32, of: usize, served: bool) {
     if !forebay_rm::Host.may_log() {
         return say("its driver answers; the rest takes root: sudo forebay doctor");
     }
-    if served {
-        return say("its driver answers; the rest is not tried beside a service that runs");
+    match served {
+        Some(true) => return say("the service divides it"),
+        Some(false) => return say("its driver answers; the rest is not tried beside a service that runs"),
+        None => {}
     }
     let uuid = if of > 1 { forebayd::nvml::Gpu::open(gpu).ok().and_then(|g| g.uuid()) } else { None };
     match Two::start(uuid.as_deref()) {

@@ -65,7 +65,7 @@ fn switches_shares_and_tasks_are_in_one_file() {
     other.kill().unwrap();
     other.wait().unwrap();
     assert!(out.status.success(), "{}", said(&out));
-    assert!(said(&out).contains("on 1 GPUs") && said(&out).contains("1 graphs"), "{}", said(&out));
+    assert!(said(&out).contains("on 1 GPU,") && said(&out).contains("1 graphs"), "{}", said(&out));
     assert_eq!(count(&file, "GPU 0 (context switches)"), 1);
     // Turns of 2 ms: hundreds of stays.
     let stays = count(&file, "sleep");

@@ -3,6 +3,7 @@
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
+use std::time::Duration;
 
 use clap::Parser;
 use forebay_kernel_model::{Kernel, objects_of_cuda};
@@ -19,6 +20,9 @@ struct Arguments {
     /// A program beside it that keeps the first GPU busy with kernels of this length, µs; may be said several times
     #[arg(long)]
     kernel_us: Vec<u64>,
+    /// A GPU that falls off the bus, and after how many seconds; may be said several times
+    #[arg(long, value_name = "GPU=SECONDS", value_parser = fall)]
+    lose: Vec<(usize, f64)>,
     /// Write each call into this file
     #[arg(long)]
     calls: Option<PathBuf>,
@@ -27,11 +31,26 @@ struct Arguments {
     command: Vec<String>,
 }
 
+fn fall(text: &str) -> Result<(usize, f64), String> {
+    let parsed = text.split_once('=').and_then(|(gpu, after)| Some((gpu.parse().ok()?, after.parse().ok()?)));
+    let is_time = |after: &f64| (0.0..1e6).contains(after);
+    parsed.filter(|(_, after)| is_time(after)).ok_or_else(|| "say GPU=SECONDS, as in 1=5".into())
+}
+
 fn run(a: &Arguments) -> std::io::Result<ExitCode> {
     let kernel = Kernel::new(FakeRm::with_gpus(a.gpus.max(1)))?;
     kernel.keep_time();
     if let Some(path) = &a.calls {
         kernel.tell(Box::new(std::fs::File::create(path)?));
+    }
+    for &(gpu, after) in &a.lose {
+        let rm = kernel.rm().clone();
+        let fall = move || {
+            std::thread::sleep(Duration::from_secs_f64(after));
+            rm.lose_gpu(gpu);
+        };
+        // At once where no time is to pass: whatever is run finds it so.
+        if after > 0.0 { drop(std::thread::spawn(fall)) } else { fall() }
     }
     let mut beside = Vec::new();
     for us in &a.kernel_us {

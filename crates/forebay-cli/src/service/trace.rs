@@ -293,9 +293,10 @@ pub fn run(o: &Options) -> Result<(), String> {
     let switches: usize = gpus.iter().map(|g| g.done.len()).sum();
     dropped += gpus.iter().map(|g| g.lost).sum::<u64>();
     eprintln!(
-        "{switches} stays on {} GPUs, {} processes of the service, {recordings} graphs in {} ({dropped} did not fit); \
+        "{switches} stays on {} GPU{}, {} processes of the service, {recordings} graphs in {} ({dropped} did not fit); \
          open it in ui.perfetto.dev",
         gpus.len(),
+        if gpus.len() == 1 { "" } else { "s" },
         service.0.len(),
         o.file.display()
     );
