@@ -22,7 +22,11 @@ pub fn build() -> Option<&'static Path> {
             ("cuda.cpp", include_str!("cuda.cpp"), "libcuda.so.1"),
             ("opencl.cpp", include_str!("opencl.cpp"), OPENCL),
         ];
-        const HEADERS: [(&str, &str); 9] = [
+        const HEADERS: [(&str, &str); 13] = [
+            ("machine.h", include_str!("machine.h")),
+            ("virtual.h", include_str!("virtual.h")),
+            ("parts.h", include_str!("parts.h")),
+            ("checkpoints.h", include_str!("checkpoints.h")),
             ("nvrtc.h", include_str!("nvrtc.h")),
             ("turns.h", include_str!("turns.h")),
             ("ptx/program.h", include_str!("ptx/program.h")),
