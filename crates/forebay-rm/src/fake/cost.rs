@@ -1,7 +1,8 @@
 //! How long the driver's calls take the caller, as they did on an H200 under driver 580.159.04 (means, measured 2026-11-20 with
 //! programs of our own); the GPU goes on meanwhile.
 
-use super::{CMD_DISABLE_CHANNELS, CMD_FLUSH, CMD_SET_TIMESLICE, DisableChannels, typed};
+use super::driver::typed;
+use crate::sys::{CMD_DISABLE_CHANNELS, CMD_FLUSH, CMD_SET_TIMESLICE, DisableChannels};
 
 /// A process's channels taken off, and let on again, until it is so and after that. When it is so was not seen; with these, windows
 /// of 25 ms lose the 1.8 % that they lost there.
