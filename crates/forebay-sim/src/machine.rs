@@ -9,9 +9,11 @@
 //! 1. programs with work all the time have had their shares of its time, within [`TOLERANCE`];
 //! 2. it was not idle while somebody had work, within twice that;
 //! 3. suspended programs have had nothing;
-//! 4. the service knows exactly the programs that are on it, and their classes; of a GPU that has fallen off it knows none;
-//! 5. there is nothing at the driver but what programs have, and one client and one log of the service's for each GPU;
-//! 6. what the service said is what was to be said: once of each GPU that fell off, of its log when that was forgotten.
+//! 4. the kernels of an interactive program with a short one every few milliseconds are done within [`PROMPT_US`], but for one in
+//!    a hundred;
+//! 5. the service knows exactly the programs that are on it, and their classes; of a GPU that has fallen off it knows none;
+//! 6. there is nothing at the driver but what programs have, and one client and one log of the service's for each GPU;
+//! 7. what the service said is what was to be said: once of each GPU that fell off, of its log when that was forgotten.
 //!
 //! At the end the service goes, and nobody is suspended or sliced, and nothing of it is left.
 
@@ -20,7 +22,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use forebay_policy::share::{self, Member, WHOLE, shares};
 use forebay_proto::wire::{Class, Reply, Request};
 use forebay_rm::Client;
-use forebay_rm::fake::{FakeRm, Load};
+use forebay_rm::fake::{FakeRm, Load, SWITCH_US};
 use forebayd::service::Answer;
 
 use crate::office::Office;
@@ -39,6 +41,9 @@ const LOOK_US: u64 = 150_000;
 const HANG_US: u64 = 1_500_000;
 /// An end is heard of so much later at most.
 const LATE_US: u64 = 800_000;
+/// A kernel of an interactive program, µs; and within so much it is done, for each such program on the machine, but for one in a hundred.
+const CALL_US: u64 = 100;
+const PROMPT_US: u64 = 700;
 /// The clock jumps by so much at most, ns.
 const JUMP_NS: u64 = 60_000_000_000;
 
@@ -48,6 +53,8 @@ struct Program {
     working: bool,
     /// The GPUs that it is on.
     on: BTreeSet<usize>,
+    /// It is interactive, with a short kernel now and then.
+    calls: bool,
 }
 
 struct Machine {
@@ -143,15 +150,18 @@ impl Machine {
         self.next_pid += u32::from(again.is_none());
         self.office.birth(pid, 1);
         let kernel_us = [100, 500, 1000, 2000][self.rng.usize(0..4)];
-        let load = Load::saturating(kernel_us);
+        let calls = self.rng.u32(0..6) == 0;
+        let think_us = self.rng.u64(3000..7000);
+        let call = Load { kernel_us: CALL_US, depth: 1, think_us };
+        let load = if calls { call } else { Load::saturating(kernel_us) };
         self.rm.start(pid, 0, 0, Load::IDLE);
-        self.programs.insert(pid, Program { class: Class::Normal, load, working: true, on: BTreeSet::new() });
+        self.programs.insert(pid, Program { class: Class::Normal, load, working: true, on: BTreeSet::new(), calls });
         self.begin_to_use(pid);
         if self.rng.bool() {
             self.begin_to_use(pid);
         }
         self.hash = noted(self.hash, u64::from(pid) << 32 | kernel_us);
-        let class = self.class();
+        let class = if calls { Class::Interactive } else { self.class() };
         self.set(pid, class);
     }
 
@@ -210,11 +220,11 @@ impl Machine {
                 p.working = !p.working;
                 self.rm.set_load(pid, if p.working { p.load } else { Load::IDLE });
             }
-            6 | 7 => {
+            6 | 7 if !self.programs[&pid].calls => {
                 let class = self.class();
                 self.set(pid, class);
             }
-            8 => self.begin_to_use(pid),
+            6..9 => self.begin_to_use(pid),
             9 => {
                 self.office.restart(self.now_ns());
                 (self.turn_us, self.look_us, self.tick_us) = (0, 0, 0);
@@ -325,19 +335,23 @@ impl Machine {
             let all = there.iter().flat_map(|gpu| of(*gpu));
             all.map(|(gpu, pid)| ((gpu, pid), m.rm.gpu_time_on(gpu, pid).unwrap_or(0))).collect()
         };
+        self.programs.keys().for_each(|pid| drop(self.rm.latencies(*pid)));
         let before = time(self);
         let began = self.rm.now_us();
         self.pass(STRETCH_US);
         let passed = self.rm.now_us() - began;
         let after = time(self);
         for gpu in &there {
-            let members = self.members(*gpu);
+            let (interactive, members): (Vec<_>, Vec<_>) =
+                self.members(*gpu).into_iter().partition(|(_, m)| m.class == share::Class::Interactive);
             let only: Vec<Member> = members.iter().map(|(_, m)| *m).collect();
+            // Whoever comes every 3 ms takes two switches and a kernel.
+            let calls = interactive.len() as u64 * (2 * SWITCH_US + CALL_US) * WHOLE / 3000;
             let want = shares(&only);
             let got: Vec<u64> = members.iter().map(|(pid, _)| after[&(*gpu, *pid)] - before[&(*gpu, *pid)]).collect();
             got.iter().for_each(|g| self.hash = noted(self.hash, *g));
             let total: u64 = got.iter().sum();
-            if want.iter().sum::<u64>() > 0 && total * WHOLE / passed < WHOLE - 2 * TOLERANCE {
+            if want.iter().sum::<u64>() > 0 && total * WHOLE / passed < WHOLE - 2 * TOLERANCE - calls {
                 self.office.wrong(format!("gpu{gpu} was used for {total} of {passed} µs by {only:?}"));
             }
             let reserved = |m: &Member| if let share::Class::Custom(s) = m.class { u64::from(s) } else { 0 };
@@ -352,6 +366,17 @@ impl Machine {
                 }
             }
         }
+        for (pid, p) in self.programs.iter().filter(|(_, p)| p.calls && p.working) {
+            let mut took = self.rm.latencies(*pid);
+            took.sort_unstable();
+            let p99 = took.get(took.len() * 99 / 100).copied();
+            let is_there = p.on.iter().any(|gpu| there.contains(gpu));
+            // It may have to wait for others of its kind.
+            let others = self.programs.values().filter(|p| p.calls && p.working).count() as u64;
+            if is_there && p99.is_none_or(|us| us > PROMPT_US * others) {
+                self.office.wrong(format!("interactive {pid} waited {p99:?} µs, of {} times", took.len()));
+            }
+        }
         self.judge_known(&there);
         let (found, due) = ((self.rm.clients(), self.rm.logs()), (self.programs.len() + there.len(), there.len()));
         if found != due {
@@ -362,7 +387,7 @@ impl Machine {
         }
     }
 
-    /// The fourth oracle.
+    /// The fifth oracle.
     fn judge_known(&mut self, there: &[usize]) {
         let mut known = BTreeSet::new();
         let mut after = 0;
