@@ -330,11 +330,7 @@ mod tests {
         let rm = FakeRm::default();
         [10, 20, 30].into_iter().for_each(|pid| rm.start(pid, 1, 2, Load::saturating(1000)));
         rm.start(40, 0, 0, Load::IDLE);
-        let own = Arc::new(Client::open(Arc::new(rm.clone()), 0).unwrap());
-        let meter: Box<dyn Meter> = Box::new(LogMeter::open(own.clone()).unwrap());
-        let agent = Agent::by(Box::new(Hardware::new(own, None)), meter, PERIOD_NS);
-        let mut s = Service::new(Few, 1, Order::Share, 0).unwrap();
-        s.add_gpu("gpu0", agent, (Level::Hardware, Source::Switches), false).unwrap();
+        let mut s = service_of(&rm, &[0]);
         // Before they are seen on the GPU, as `forebay run --share` does.
         let root = crate::service::Peer { pid: 1, uid: 0, privileged: true };
         for pid in [10, 20, 40] {
@@ -360,6 +356,62 @@ mod tests {
         assert!(s.gpu_processes(0, &[20, 30, 40]).is_empty());
     }
 
+    /// A service of these GPUs.
+    fn service_of(rm: &FakeRm, gpus: &[u32]) -> Service<Few> {
+        let mut s = Service::new(Few, 1, Order::Share, 0).unwrap();
+        for gpu in gpus {
+            let own = Arc::new(Client::open(Arc::new(rm.clone()), *gpu).unwrap());
+            let meter: Box<dyn Meter> = Box::new(LogMeter::open(own.clone()).unwrap());
+            let agent = Agent::by(Box::new(Hardware::new(own, None)), meter, PERIOD_NS);
+            s.add_gpu(&format!("gpu{gpu}"), agent, (Level::Hardware, Source::Switches), false).unwrap();
+        }
+        s
+    }
+
+    #[test]
+    fn who_has_the_number_of_one_that_was_on_the_gpu_is_not_taken_for_it() {
+        let rm = FakeRm::default();
+        [10, 20].into_iter().for_each(|pid| rm.start(pid, 1, 2, Load::saturating(1000)));
+        let mut s = service_of(&rm, &[0]);
+        let mut now_ns = 0;
+        let mut look = |s: &mut Service<Few>| {
+            rm.run(50_000);
+            now_ns += 50_000_000;
+            s.turn(now_ns);
+            s.gpu_processes(0, &[10, 20])
+        };
+        (0..10).for_each(|_| assert_eq!(look(&mut s), Vec::<String>::new()));
+        // It ends while it is on the GPU: the log tells of that later.
+        s.exited(10);
+        rm.kill(10);
+        rm.start(10, 0, 0, Load::IDLE);
+        for _ in 0..4 * UNFOUND_LOOKS {
+            assert_eq!(look(&mut s), Vec::<String>::new());
+        }
+        assert!(s.gpus[0].agent.seen(10) > 0, "the number has been on it");
+        assert_eq!(s.gpus[0].agent.shares().into_keys().collect::<Vec<_>>(), [20]);
+    }
+
+    #[test]
+    fn programs_without_channels_or_on_a_gpu_that_fell_off_are_found_by_the_next_service() {
+        let rm = FakeRm::with_gpus(2);
+        [10, 20].into_iter().for_each(|pid| rm.start(pid, 0, 0, Load::IDLE));
+        rm.use_gpu(1, 10, 1, 2, Load::saturating(1000));
+        let mut s = service_of(&rm, &[0, 1]);
+        assert!((0..2).all(|gpu| s.gpu_processes(gpu, &[10, 20]).is_empty()));
+        rm.lose_gpu(1);
+        let said = s.gpu_processes(1, &[10, 20]);
+        assert!(said.len() == 1 && s.is_lost(1) && s.gpu_processes(1, &[10, 20]).is_empty(), "{said:?}");
+        let saved = s.save();
+        drop(s);
+        (0..300).for_each(|_| drop(Client::open(Arc::new(rm.clone()), 0).unwrap()));
+        let mut s = service_of(&rm, &[0]);
+        s.restore(saved);
+        [10, 20].into_iter().for_each(|pid| rm.use_gpu(0, pid, 1, 2, Load::saturating(1000)));
+        s.gpu_processes(0, &[10, 20]);
+        assert_eq!(s.gpus[0].agent.shares().into_keys().collect::<Vec<_>>(), [10, 20]);
+    }
+
     /// One program on both of two GPUs, beside one on each: each GPU is divided for itself.
     #[test]
     fn a_program_on_two_gpus_has_its_share_of_each() {
@@ -369,13 +421,7 @@ mod tests {
         rm.start(20, 1, 2, Load::saturating(5000));
         rm.start(30, 0, 0, Load::IDLE);
         rm.use_gpu(1, 30, 1, 2, Load::saturating(5000));
-        let mut s = Service::new(Few, 1, Order::Share, 0).unwrap();
-        for gpu in 0..2 {
-            let own = Arc::new(Client::open(Arc::new(rm.clone()), gpu).unwrap());
-            let meter: Box<dyn Meter> = Box::new(LogMeter::open(own.clone()).unwrap());
-            let agent = Agent::by(Box::new(Hardware::new(own, None)), meter, PERIOD_NS);
-            s.add_gpu(&format!("gpu{gpu}"), agent, (Level::Hardware, Source::Switches), false).unwrap();
-        }
+        let mut s = service_of(&rm, &[0, 1]);
         let mut now_ns = 0;
         let mut pass = |ms: u64| {
             let end = now_ns + ms * 1_000_000;
