@@ -104,10 +104,6 @@ impl<W: World> Service<W> {
         let mut wrong = Vec::new();
         let Some(g) = self.gpus.get_mut(gpu).filter(|g| !g.lost) else { return wrong };
         if let Some(why) = g.agent.lost() {
-            // A process's clients are of all its GPUs.
-            for pid in g.agent.shares().into_keys() {
-                self.found.insert(pid, g.agent.clients_of(pid));
-            }
             g.lose();
             let then = "nobody is steered there any more, until the service starts anew with the GPU back";
             return vec![format!("{} has fallen off, or is being reset: {why}; {then}", g.about.name)];
