@@ -9,7 +9,7 @@
 //! 1. programs with work all the time have had their shares of its time, within [`TOLERANCE`];
 //! 2. it was not idle while somebody had work, within twice that;
 //! 3. suspended programs have had nothing;
-//! 4. the kernels of an interactive program with a short one every few milliseconds are done within [`PROMPT_US`], but for one in
+//! 4. the kernels of an interactive program with a short one every few milliseconds are done within 700 µs for each such program, but for one in
 //!    a hundred;
 //! 5. the service knows exactly the programs that are on it, and their classes; of a GPU that has fallen off it knows none;
 //! 6. there is nothing at the driver but what programs have, and one client and one log of the service's for each GPU;
