@@ -28,6 +28,6 @@ fuzz_target!(|bytes: &[u8]| {
     if let Ok(m) = decode::<Reply>(bytes, MAX_REPLY) {
         assert_eq!(decode::<Reply>(&encode(&m), MAX_REPLY), Ok(m));
     }
-    page::<GlobalPage>(bytes, |p| (0..10).for_each(|d| drop(std::hint::black_box(p.device(d)))));
-    page::<ClientPage>(bytes, |p| p.accounts.iter().for_each(|a| drop(std::hint::black_box(a.standing()))));
+    page::<GlobalPage>(bytes, |p| (0..10).for_each(|d| _ = std::hint::black_box(p.device(d))));
+    page::<ClientPage>(bytes, |p| p.accounts.iter().for_each(|a| _ = std::hint::black_box(a.standing())));
 });
