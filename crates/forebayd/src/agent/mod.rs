@@ -9,7 +9,8 @@
 //!    comes; from then on it has windows of its own. That holds for background processes, too: one that was idle and off
 //!    could never show that it has work again.
 //! 3. An owner that uses less than [`IDLE_PERCENT`] of its window is idle, and the next window is somebody else's. Whoever
-//!    was off has used nothing, even if its context was still there (nobody else came).
+//!    was off has used nothing, even if its context was still there (nobody else came). In a probe (rule 6), of which the
+//!    driver's calls take half, one that has had a slice is not idle.
 //! 4. `interactive` processes are never suspended while they are first in line (rule 7), and `suspended` ones always are.
 //! 5. While there is an interactive process that is first in line, the others' slices are short: the hardware lets it
 //!    through within a few hundred µs, in anybody's window. Windows are of unequal lengths then ([`UNEQUAL`]): who comes
@@ -432,7 +433,8 @@ impl<M: Meter> Agent<M> {
             let stay_ns = if short { 0 } else { others_ns };
             let beside = Beside { used_ns: used, passed_ns, stay_ns, times };
             let comes_back = beside.comes_back();
-            let busy = used * 100 >= passed_ns * IDLE_PERCENT || guest.is_some() && beside.is_often();
+            let any = used > 0 && owner.is_some_and(|w| w.length_ns <= PROBE_NS);
+            let busy = used * 100 >= passed_ns * IDLE_PERCENT || any || guest.is_some() && beside.is_often();
             let stays = stays.iter().any(|(of, ns)| *of == pid && *ns > STAY_NS);
             if !p.is_off() && others_ns > STAY_NS {
                 p.light.found();
