@@ -19,7 +19,7 @@ use forebay_policy::share::{self, Member, WHOLE, shares};
 use forebay_proto::wire::{Class, Reply, Request};
 use forebayd::service::{Answer, Service, SessionId};
 
-use crate::office::{Office, Os};
+use crate::office::{Office, Os, policy};
 use crate::{BEGIN, Outcome, noted};
 
 /// Allowed distance from a share, in millionths.
@@ -313,13 +313,7 @@ impl Machine {
             .programs
             .iter()
             .map(|(pid, p)| {
-                let class = match p.class {
-                    Class::Custom(s) => share::Class::Custom(s),
-                    Class::Background => share::Class::Background,
-                    Class::Suspended => share::Class::Suspended,
-                    Class::Interactive => share::Class::Interactive,
-                    Class::Normal => share::Class::Normal,
-                };
+                let class = policy(p.class);
                 Member { id: u64::from(*pid), class, nice: 0, active: p.working && p.class != Class::Suspended }
             })
             .collect();

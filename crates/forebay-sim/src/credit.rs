@@ -21,7 +21,7 @@ use forebay_policy::share::{self, Member, WHOLE, shares};
 use forebay_proto::wire::{self, CPU, Class, Reply, Request};
 use forebayd::service::{Answer, Ready, SessionId};
 
-use crate::office::{Office, USER};
+use crate::office::{Office, USER, policy};
 use crate::{BEGIN, Outcome, noted};
 
 /// Allowed distance from a share, in millionths.
@@ -341,13 +341,7 @@ impl Machine {
             .iter()
             .map(|pid| {
                 let p = &self.programs[pid];
-                let class = match p.class {
-                    Class::Custom(s) => share::Class::Custom(s),
-                    Class::Background => share::Class::Background,
-                    Class::Suspended => share::Class::Suspended,
-                    Class::Interactive => share::Class::Interactive,
-                    Class::Normal => share::Class::Normal,
-                };
+                let class = policy(p.class);
                 Member { id: u64::from(*pid), class, nice: 0, active: p.working && p.class != Class::Suspended }
             })
             .collect();

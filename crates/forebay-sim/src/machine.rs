@@ -25,7 +25,7 @@ use forebay_rm::Client;
 use forebay_rm::fake::{FakeRm, Load, SWITCH_US};
 use forebayd::service::Answer;
 
-use crate::office::Office;
+use crate::office::{Office, policy};
 use crate::{BEGIN, Outcome, noted};
 
 /// Allowed distance from a share, in millionths of a GPU: three points, and a half as whoever is let on for 5 ms of 155 beside a
@@ -315,13 +315,7 @@ impl Machine {
     /// What is to be on a GPU.
     fn members(&self, gpu: usize) -> Vec<(u32, Member)> {
         let of = |(pid, p): (&u32, &Program)| {
-            let class = match p.class {
-                Class::Custom(s) => share::Class::Custom(s),
-                Class::Background => share::Class::Background,
-                Class::Suspended => share::Class::Suspended,
-                Class::Interactive => share::Class::Interactive,
-                Class::Normal => share::Class::Normal,
-            };
+            let class = policy(p.class);
             let active = p.working && p.class != Class::Suspended;
             (*pid, Member { id: u64::from(*pid), class, nice: 0, active })
         };

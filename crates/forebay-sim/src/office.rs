@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
 use forebay_policy::credit::Order;
+use forebay_policy::share;
 use forebay_proto::page::AccountWords;
 use forebay_proto::wire::{self, Class, Level, Refusal, Reply, Request, Source};
 use forebay_rm::Client;
@@ -66,6 +67,17 @@ impl Reach for Empty {
 impl Meter for Empty {
     fn used_ns(&mut self, _: u32) -> Option<u64> {
         Some(0)
+    }
+}
+
+/// As the policy has it.
+pub(crate) fn policy(class: Class) -> share::Class {
+    match class {
+        Class::Interactive => share::Class::Interactive,
+        Class::Custom(s) => share::Class::Custom(s),
+        Class::Normal => share::Class::Normal,
+        Class::Background => share::Class::Background,
+        Class::Suspended => share::Class::Suspended,
     }
 }
 
