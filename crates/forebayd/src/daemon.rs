@@ -275,7 +275,11 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     }
     match left_out.first() {
         Some(why) if guardians.is_empty() => return Err(why.clone()),
-        _ => left_out.iter().for_each(|why| crate::server::tell(&format!("{why}\n  It is left out"))),
+        _ => left_out.iter().for_each(|why| {
+            crate::server::tell(&format!(
+                "{why}\n  It is left out, and the others are divided; start the service anew when it can be used"
+            ))
+        }),
     }
     let alone = !arguments.user && arguments.socket.is_none() && !rustix::process::geteuid().is_root();
     let text = move |e: Error| match &e {

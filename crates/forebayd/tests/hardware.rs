@@ -172,6 +172,24 @@ fn a_gpu_that_falls_off_is_told_of_once_and_let_go_of_while_the_other_one_is_div
 }
 
 #[test]
+fn one_that_cannot_be_opened_is_left_out_of_all_and_refused_by_name() {
+    let mut m = Machine::with_gpus("left-out", 2);
+    let pid = m.program(1000);
+    m.rm.refuse_gpu(1, forebay_rm::error::NOT_SUPPORTED);
+    let path = m.path.to_str().unwrap().to_owned();
+    let s = Service::start(&["--gpu", "all", "--level", "hardware", "--fake-rm", &path]);
+    until("it is found on the other one", || known(&s, &[pid]));
+    let said = s.said("GPU 1");
+    assert!(said.len() == 1 && said[0].contains("not supported"), "{said:?}");
+    let mut c = Command::new(env!("CARGO_BIN_EXE_forebayd"));
+    c.args(["--gpu", "0", "--gpu", "1", "--level", "hardware", "--fake-rm", &path, "--socket"])
+        .arg(s.dir.join("another"));
+    let out = c.output().unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(!out.status.success() && said.contains("GPU 1") && said.contains("not supported"), "{said}");
+}
+
+#[test]
 fn turns_take_the_windows_place_until_somebody_comes_and_slices_come_back_when_the_service_is_killed() {
     let mut m = Machine::new("turns");
     let pids = [1000, 20_000].map(|us| m.program(us));

@@ -69,8 +69,8 @@ impl State {
             None => return Err(error::INVALID_OBJECT_HANDLE),
         };
         let of_gpu = class != CLASS_CLIENT && class != CLASS_EVENT_BUFFER;
-        if of_gpu && self.gpus[gpu].lost {
-            return Err(error::GPU_IS_LOST);
+        if of_gpu && let Some(refused) = self.gpus[gpu].refuses {
+            return Err(refused);
         }
         let Some(client) = self.clients.get_mut(&call.client) else { return Err(error::INVALID_CLIENT) };
         match (call.cmd, class) {
@@ -189,8 +189,8 @@ impl State {
         if call.cmd == CMD_FLUSH
             && let Some(bound) = self.buffers.get(&name).map(|b| b.bound)
         {
-            if bound.is_some_and(|gpu| self.gpus[gpu].lost) {
-                return Err(error::GPU_IS_LOST);
+            if let Some(refused) = bound.and_then(|gpu| self.gpus[gpu].refuses) {
+                return Err(refused);
             }
             bound.into_iter().for_each(|gpu| self.drain(gpu, true));
             return Ok(());

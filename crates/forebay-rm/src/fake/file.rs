@@ -40,7 +40,7 @@ impl ControlFile for FakeFile {
         }
         let (class, parent, new, root) = (call.class, call.parent, call.new, call.root);
         let (mut buffer, mut group, mut made_on) = (None, None, 0);
-        let lost: Vec<bool> = s.gpus.iter().map(|g| g.lost).collect();
+        let refuses: Vec<Option<u32>> = s.gpus.iter().map(|g| g.refuses).collect();
         call.status = status(s.client(&self.id, root).and_then(|c| {
             let mut memory = None;
             let of_device = c.objects.get(&parent).is_some_and(|o| o.class == CLASS_DEVICE);
@@ -48,7 +48,7 @@ impl ControlFile for FakeFile {
             let fits = match class {
                 CLASS_DEVICE => {
                     gpu = read::<DeviceAlloc>(params)?.device as usize;
-                    parent == root && gpu < lost.len()
+                    parent == root && gpu < refuses.len()
                 }
                 CLASS_SUBDEVICE | CLASS_GROUP => of_device,
                 _ if is_channel(class) => {
@@ -75,8 +75,8 @@ impl ControlFile for FakeFile {
             if !fits || c.objects.contains_key(&new) {
                 return Err(error::INVALID_ARGUMENT);
             }
-            if class != CLASS_EVENT_BUFFER && lost[gpu] {
-                return Err(error::GPU_IS_LOST);
+            if let Some(refused) = refuses[gpu].filter(|_| class != CLASS_EVENT_BUFFER) {
+                return Err(refused);
             }
             c.objects.insert(new, Object { class, parent, gpu, group, memory });
             made_on = gpu;
@@ -135,8 +135,8 @@ impl ControlFile for FakeFile {
             call.status = refused;
             return Ok(None);
         }
-        if s.gpus.get(gpu as usize).is_some_and(|g| g.lost) {
-            call.status = error::GPU_IS_LOST;
+        if let Some(refused) = s.gpus.get(gpu as usize).and_then(|g| g.refuses) {
+            call.status = refused;
             return Ok(None);
         }
         let Some((file, with)) = s.mapping(&self.id, call) else { return Ok(None) };

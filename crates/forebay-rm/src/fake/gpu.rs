@@ -83,8 +83,8 @@ pub struct Gpu {
     /// Whose context is on the GPU: process and group, which may have gone since.
     resident: Option<(u32, usize)>,
     changes: Vec<Change>,
-    /// It has fallen off the bus: nothing runs, and nothing can be asked of it.
-    pub(super) lost: bool,
+    /// Nothing runs, and whatever is asked of it is refused with this status: it has fallen off the bus, for one.
+    pub(super) refuses: Option<u32>,
 }
 
 impl Gpu {
@@ -247,7 +247,7 @@ impl Gpu {
     /// Lets `us` pass.
     pub fn run(&mut self, us: u64) {
         let end = self.now_us + us;
-        if self.lost {
+        if self.refuses.is_some() {
             self.now_us = end;
         }
         while self.now_us < end {

@@ -21,7 +21,7 @@ use file::FakeFile;
 pub use gpu::{Gpu, Load, SWITCH_US};
 pub use log::DRAIN_US;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, GPU_IS_LOST, Result};
 use crate::finder::Finder;
 use crate::rm::{ControlFile, Rm};
 use crate::sys::{
@@ -260,7 +260,12 @@ impl FakeRm {
     /// GPU number `gpu` falls off the bus: nothing on it goes on, and whatever is asked of it, or of what processes have
     /// there, is refused. What the driver knows by itself it still says: which objects there are, and that it has such a card.
     pub fn lose_gpu(&self, gpu: usize) {
-        self.lock().gpus.iter_mut().skip(gpu).take(1).for_each(|g| g.lost = true);
+        self.refuse_gpu(gpu, GPU_IS_LOST);
+    }
+
+    /// The same with another status.
+    pub fn refuse_gpu(&self, gpu: usize, status: u32) {
+        self.lock().gpus.iter_mut().skip(gpu).take(1).for_each(|g| g.refuses = Some(status));
     }
 
     /// The first GPU's time, µs.
