@@ -8,6 +8,9 @@
 #define FB_TAKES 32
 #define FB_SEES_URGENT 8
 #define FB_SEES 16
+// Slots that it takes at a time where more are filled: as many as the block runs at a time, but not more than these.
+#define FB_MANY 128
+#define FB_AT_A_TIME fb_lanes()
 // With fewer tasks than this, some that were put aside come back.
 #define FB_LOW 128
 // A block that waits keeps a ring, and sees all of its first slot at a look. Not where a block is a thread, which may be away
@@ -19,6 +22,8 @@
 #define FB_TAKES 8
 #define FB_SEES_URGENT 1
 #define FB_SEES 1
+#define FB_MANY 1
+#define FB_AT_A_TIME 1
 #define FB_LOW 1
 #define FB_KEEPS false
 #define FB_SEES_WHOLE false

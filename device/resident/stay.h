@@ -94,10 +94,7 @@ FB_DEVICE bool fb_take_seen(Context *c, const Look *l, u64 marks) {
   Own *o = c->own;
   const u32 room = FB_LOCAL + FB_TAKES - o->count;
   for (u32 ring = 0; ring < 2; ring++) {
-    if (room > 0 && (marks >> fb_first_place(ring) & 1)) {
-      const u32 n = fb_in_row(l, marks, ring);
-      if (fb_receive(c, l, ring, n < room ? n : room)) return true;
-    }
+    if (room > 0 && (marks >> fb_first_place(ring) & 1) && fb_receive_some(c, l, marks, ring, room)) return true;
     if (room > 0 && (marks >> (FB_QUEUES_AT + ring) & 1)) {
       const u32 each = (u32)fb_seen(l, FB_QUEUES_AT + ring) / g->blocks, most = room < FB_TAKES ? room : FB_TAKES;
       const u32 n = fb_take_many(&g->state->queues[ring], o->tasks + o->count, each < 1 ? 1 : each < most ? each : most);
@@ -523,7 +520,8 @@ FB_DEVICE void fb_stay(const Grid *grid, u32 block, Shared *s) {
 
 #ifdef FB_KERNELS
 
-extern "C" __global__ void fb_grid(const Grid *g) {
+// The registers of a block with so many threads have to fit a multiprocessor.
+extern "C" __global__ void __launch_bounds__(FB_THREADS) fb_grid(const Grid *g) {
   __shared__ Shared s;
   fb_stay(g, blockIdx.x, &s);
 }

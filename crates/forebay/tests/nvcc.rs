@@ -58,6 +58,26 @@ fn the_grid_and_the_copying_kernel_compile() {
     }
 }
 
+/// A multiprocessor has 65 536 registers: those of the largest block that may be asked for are not more.
+#[test]
+fn the_largest_blocks_have_room() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = dir.path().join("grid.cu");
+    let grid = Builder::new("TASK(f) {}\nTASK_PER_THREAD(g) {}\nTASK_PER_WARP(h) {}").functions(["f", "g", "h"]);
+    std::fs::write(&source, grid.threads(1024).text()).unwrap();
+    for architecture in ARCHITECTURES {
+        let Some(mut c) = nvcc() else { return };
+        c.args(["-cubin", "-Xptxas", "-v", "-o"]).arg(source.with_extension("cubin"));
+        let out = c.arg(format!("-arch={architecture}")).arg(&source).output().unwrap();
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert!(out.status.success(), "{said}");
+        let of_grid = said.split("'fb_grid'").nth(1).unwrap_or_else(|| panic!("{said}"));
+        let used = of_grid.split("Used ").nth(1).and_then(|s| s.split(' ').next()?.parse().ok());
+        let used: u32 = used.unwrap_or_else(|| panic!("{said}"));
+        assert!(used * 1024 <= 65536, "{used} registers on {architecture}");
+    }
+}
+
 /// The heap in a program that knows nothing else of Forebay.
 #[test]
 fn the_heap_is_there_for_any_program() {

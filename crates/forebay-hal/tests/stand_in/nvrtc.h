@@ -83,7 +83,7 @@ API int nvrtcCompileProgram(void* handle, int, const char* const*) {
   std::string base = std::string(temporary ? temporary : P_tmpdir) + "/stand-in-XXXXXX";
   if (!mkdtemp(base.data())) return 1;
   std::string text = std::string(HEADER) + p->source + "\n";
-  std::regex kernel(R"((?:KERNEL|__global__)\s+void\s+(?:__launch_bounds__\((\d+)\)\s+)?(\w+)\s*\()");
+  std::regex kernel(R"((?:KERNEL|__global__)\s+void\s+(?:__launch_bounds__\((\w+)\)\s+)?(\w+)\s*\()");
   for (auto it = std::sregex_iterator(p->source.begin(), p->source.end(), kernel); it != std::sregex_iterator(); ++it) {
     std::string n = (*it)[2], bound = (*it)[1].matched ? std::string((*it)[1]) : "1024";
     text += "extern \"C\" { __global__ unsigned stand_in_bound_" + n + " = " + bound + "; }\n"

@@ -251,7 +251,9 @@ impl Site for CudaSite {
     }
 
     fn load(&self, with: &Builder) -> Result<()> {
-        let kernels = Kernels::compile(&self.0.device, with)?;
+        // Its blocks stay as they are.
+        let with = with.clone().threads(self.0.shape.group[0]);
+        let kernels = Kernels::compile(&self.0.device, &with)?;
         *self.0.kernels.lock().unwrap_or_else(PoisonError::into_inner) = kernels;
         Ok(())
     }

@@ -35,8 +35,10 @@ pub struct Ticket {
     pub(super) ring: usize,
     pub(super) number: u32,
     /// Among the ring's roots.
-    pub(super) root: usize,
+    root: u32,
     function: u32,
+    /// Its completion has been fetched: nothing is kept for it any more.
+    taken: bool,
     grid: Arc<Shared>,
 }
 
@@ -152,6 +154,17 @@ impl Shared {
         let mut result = [0; RESULT];
         result.as_chunks_mut().0.iter_mut().zip(words).for_each(|(to, w)| *to = w.to_ne_bytes());
         Some((words[RESULT / 4], result))
+    }
+
+    /// Whether a ticket is certainly not done: what its root's place says is of an earlier one. Without the ring's lock; if not,
+    /// [`Shared::fetch`] has the answer.
+    fn is_pending(&self, ring: usize, root: usize, number: u32) -> bool {
+        let root = self.on_device(ring, root);
+        // SAFETY: within the completions; the word is atomic.
+        let seq = unsafe { word(&raw mut (*self.host.done.add(root)).quads[0].seq) }.load(Ordering::Relaxed);
+        // Later ones have the root once its completion is kept. (Where a ticket took so long that half of all numbers were given out
+        // meanwhile, this does not see that it is pending.)
+        (seq.wrapping_sub(number.wrapping_add(1)) as i32) < 0
     }
 
     fn functions(&self) -> Arc<Vec<String>> {
@@ -366,7 +379,7 @@ impl Grid {
         p.roots[root] = Root { number: Some(number), wanted: true };
         // SAFETY: the slot is free, since the root is (rule 2), and the ring is locked: nobody else writes it.
         unsafe { s.fill(ring, number, call, s.on_device(ring, root)) };
-        Ok(Ticket { ring, number, root, function: call.function, grid: s.clone() })
+        Ok(Ticket { ring, number, root: root as u32, function: call.function, taken: false, grid: s.clone() })
     }
 
     /// Submits a task; waits while the ring is full.
@@ -394,10 +407,11 @@ impl Grid {
     }
 
     pub(super) fn enter_when_free(&self, call: &Call) -> Result<Ticket> {
-        let begun = Instant::now();
+        // A clock costs as much as a quarter of a submission: it is asked once there is something to wait for.
+        let mut begun = None;
         loop {
             match self.enter(call) {
-                Err(Error::Full(_)) => self.rest(begun)?,
+                Err(Error::Full(_)) => self.rest(*begun.get_or_insert_with(Instant::now))?,
                 other => return other,
             }
         }
@@ -544,24 +558,38 @@ impl Drop for Grid {
 }
 
 impl Ticket {
+    /// Among the ring's roots.
+    pub(super) fn root(&self) -> usize {
+        self.root as usize
+    }
+
     /// Whether it is done.
     pub fn is_done(&self) -> bool {
         let p = self.grid.producer(self.ring);
-        p.kept.contains_key(&self.number) || self.grid.fetch(self.ring, self.root, self.number).is_some()
+        p.kept.contains_key(&self.number) || self.grid.fetch(self.ring, self.root(), self.number).is_some()
     }
 
-    fn take(&self) -> Option<(u32, [u8; RESULT])> {
-        let mut p = self.grid.producer(self.ring);
-        if let Some(kept) = p.kept.remove(&self.number) {
-            return Some(kept);
+    fn take(&mut self) -> Option<(u32, [u8; RESULT])> {
+        // Others submit meanwhile: whoever waits does not lock the ring each time that he looks.
+        if self.grid.is_pending(self.ring, self.root(), self.number) {
+            return None;
         }
-        let found = self.grid.fetch(self.ring, self.root, self.number)?;
-        p.roots[self.root].wanted = false;
+        let mut p = self.grid.producer(self.ring);
+        let kept = if p.kept.is_empty() { None } else { p.kept.remove(&self.number) };
+        let found = match kept {
+            Some(kept) => kept,
+            None => {
+                let found = self.grid.fetch(self.ring, self.root(), self.number)?;
+                p.roots[self.root()].wanted = false;
+                found
+            }
+        };
+        self.taken = true;
         Some(found)
     }
 
     /// What came of it, if it is done, or never will be.
-    pub(super) fn poll(&self) -> Option<Result<Completion>> {
+    pub(super) fn poll(&mut self) -> Option<Result<Completion>> {
         // In this order: what was done before the end is found after it.
         let ended = self.grid.stopped.load(Ordering::Acquire) == 2;
         let Some((status, result)) = self.take() else { return ended.then_some(Err(Error::Stopped)) };
@@ -576,13 +604,13 @@ impl Ticket {
         })
     }
 
-    fn wait_until(self, time: Option<Duration>) -> Result<Completion, (Error, Option<Ticket>)> {
-        let begun = Instant::now();
+    fn wait_until(mut self, time: Option<Duration>) -> Result<Completion, (Error, Option<Ticket>)> {
+        let mut begun = None;
         loop {
             if let Some(done) = self.poll() {
                 return done.map_err(|e| (e, None));
             }
-            let waited = begun.elapsed();
+            let waited = begun.get_or_insert_with(Instant::now).elapsed();
             if time.is_some_and(|t| waited > t) {
                 let (function, stuck) = (self.grid.name(self.function), self.grid.stuck());
                 return Err((Error::TimedOut { function, waited, stuck }, Some(self)));
@@ -600,10 +628,13 @@ impl Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
+        if self.taken {
+            return;
+        }
         let mut p = self.grid.producer(self.ring);
         p.kept.remove(&self.number);
         // Another ticket may have the root by now; then this one's completion was kept, or fetched.
-        if let Some(r) = p.roots.get_mut(self.root).filter(|r| r.number == Some(self.number)) {
+        if let Some(r) = p.roots.get_mut(self.root()).filter(|r| r.number == Some(self.number)) {
             r.wanted = false;
         }
     }

@@ -286,6 +286,7 @@ impl Builder {
         out.push_str(include_str!("../../../../device/heap/set.h"));
         out.push_str(include_str!("../../../../device/heap/heap.h"));
         out.push_str(include_str!("../../../../device/heap/host.h"));
+        out.push_str(&format!("#define FB_THREADS {}\n", self.sizes.threads));
         // Behind the program's: what stands for many that are submitted together.
         out.push_str(&format!("#define FB_EACH {}u\n", self.functions.len()));
         for (i, name) in self.functions.iter().enumerate() {
@@ -296,6 +297,7 @@ impl Builder {
         out.push_str(include_str!("../../../../device/resident/post.h"));
         out.push_str(include_str!("../../../../device/resident/grid.h"));
         out.push_str(include_str!("../../../../device/resident/look.h"));
+        out.push_str(include_str!("../../../../device/resident/many.h"));
         out.push_str(include_str!("../../../../device/resident/at_once.h"));
         out.push_str(include_str!("../../../../device/resident/stay.h"));
         out.push_str("#line 1 \"tasks\"\n");

@@ -141,7 +141,7 @@ impl Grid {
         let mut each = Call::new(s.known.load(Ordering::Relaxed)).range(at as u64, n as u64).fuel(fuel.unwrap_or(0));
         each.urgent = first.urgent;
         let ticket = self.enter_when_free(&each)?;
-        written.given = Piece::Device(ticket.ring, ticket.root, ticket.number);
+        written.given = Piece::Device(ticket.ring, ticket.root(), ticket.number);
         Ok(ticket)
     }
 }

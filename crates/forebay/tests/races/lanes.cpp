@@ -1,6 +1,8 @@
 // A block is six threads, in warps of three.
 #define FB_SEES_URGENT 2
 #define FB_SEES 3
+#define FB_MANY 6
+#define FB_AT_A_TIME 6
 #define FB_LOW 2
 #define FB_KEEPS true
 // They look at different times, which lanes of a warp do not.

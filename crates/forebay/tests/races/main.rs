@@ -20,6 +20,8 @@ const TURNS: &str = include_str!("turns.cpp");
 const ONE_LANE: &str = "
 #define FB_SEES_URGENT 1
 #define FB_SEES 1
+#define FB_MANY 5
+#define FB_AT_A_TIME 5
 #define FB_LOW 1
 #define FB_KEEPS false
 #define FB_SEES_WHOLE false
@@ -29,6 +31,8 @@ const ONE_LANE: &str = "
 const KEEPER: &str = "
 #define FB_SEES_URGENT 8
 #define FB_SEES 9
+#define FB_MANY 12
+#define FB_AT_A_TIME 12
 #define FB_LOW 1
 #define FB_KEEPS true
 #define FB_SEES_WHOLE true

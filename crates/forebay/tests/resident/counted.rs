@@ -1,6 +1,7 @@
 //! What tasks cost on a GPU, counted where there is none: in instructions, and in an estimate of their time
 //! (`STAND_IN_TIMED`). Bounds are far above what it is, and far below what it was when a task took all of a block.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use forebay::resident::{Builder, Call};
@@ -14,6 +15,7 @@ const COUNTS: &str = "STAND_IN_TIMED";
 const TASKS: &str = "
 FB_DEVICE u64 arg(const Task *t, u32 i) { return ((const u64 *)t->args)[i]; }
 TASK_PER_THREAD(echo) { *(u64 *)fb_result(c) = arg(t, 0) + 1; }
+TASK_PER_THREAD(begun) { *(u64 *)fb_result(c) = fb_cycles(); }
 TASK_PER_THREAD(chain) {
   const u64 begun = arg(t, 1) ? arg(t, 1) : fb_cycles();
   const u64 next[2] = {arg(t, 0) - 1, begun};
@@ -113,6 +115,34 @@ fn a_task_for_one_lane_wakes_no_other_warps() {
     let others: u64 = of_grid.split(' ').next_back().and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("{said}"));
     // A block's seven other warps have some eighty instructions each for a task that all of them hear of.
     assert!(others < 200 * TRIPS, "{of_grid}");
+}
+
+/// Where many tasks wait that were submitted one by one, blocks take as many as they can run at a time. Sixteen at a time, as many as
+/// a look shows, each takes 230 cycles.
+#[test]
+fn tasks_that_come_one_by_one_are_taken_many_at_a_time() {
+    if std::env::var_os(COUNTS).is_none() {
+        return again("tasks_that_come_one_by_one_are_taken_many_at_a_time", "16");
+    }
+    const ALL: usize = 8000;
+    let d = device().expect("the stand-in");
+    let mut grid = Builder::new(TASKS).functions(["echo", "chain", "hop", "begun"]).ring(4096).start_on(&d).unwrap();
+    let call = Call::new(grid.function("begun").unwrap());
+    let (mut begun, mut on_their_way) = (Vec::new(), VecDeque::new());
+    for _ in 0..ALL {
+        if on_their_way.len() == 4000
+            && let Some(ticket) = on_their_way.pop_front()
+        {
+            begun.push(grid.wait(ticket).unwrap().result_as::<u64>());
+        }
+        on_their_way.push_back(grid.submit(call).unwrap());
+    }
+    begun.extend(on_their_way.into_iter().map(|t| grid.wait(t).unwrap().result_as::<u64>()));
+    begun.sort_unstable();
+    let each = (begun[ALL * 3 / 4] - begun[ALL / 4]) as f64 / (ALL / 2) as f64;
+    println!("a task each {each} cycles");
+    assert!(each < 80.0, "a task each {each} cycles");
+    grid.stop().unwrap();
 }
 
 /// A warp whose lanes hold many pieces each goes from one word of the heap to the next, without a search for each.

@@ -483,7 +483,7 @@ fn a_function_is_called_when_a_task_is_done_or_never_will_be() {
 
 #[test]
 fn functions_are_exchanged_and_the_heap_stays() {
-    let Some(mut g) = start(builder().blocks(2).ring(4).heap(4 << 20)) else { return };
+    let Some(mut g) = start(builder().blocks(2).threads(256).ring(4).heap(4 << 20)) else { return };
     let add = call(&g, "add", &[2, 3]);
     let kept = g.wait(g.submit(call(&g, "keep", &[64])).unwrap()).unwrap().result_as::<u64>();
     let tickets: Vec<_> = (0..4).map(|_| g.submit(add).unwrap()).collect();
@@ -491,6 +491,7 @@ fn functions_are_exchanged_and_the_heap_stays() {
     assert!(matches!(g.reload(&Builder::new("TASK(broken) { this; }").functions(["broken"])), Err(Error::Compile(_))));
     let text = "TASK(times) { *(u64 *)fb_result(c) = ((const u64 *)t->args)[0] * 10; }
                 TASK(leave) { if (fb_lane() == 0) fb_delete(c, *(void *const *)t->args); }";
+    // (Nor does it matter that this says another size.)
     g.reload(&Builder::new(text).functions(["times", "leave"])).unwrap();
     for t in tickets {
         assert_eq!(g.wait(t).unwrap().result_as::<u64>(), 5);
