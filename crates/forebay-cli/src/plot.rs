@@ -1,4 +1,4 @@
-//! Line plots as SVG: over bytes, both axes logarithmic, and over time.
+//! Plots as SVG: lines over bytes, both axes logarithmic, and over time; and dots of what was expected over what came to be.
 
 use std::fmt::Write as _;
 
@@ -48,6 +48,48 @@ pub fn over_bytes(title: &str, y_name: &str, series: &[Series]) -> String {
         axes.push_str(&level(y(v), &v.to_string()));
     }
     draw((title, y_name), series, &axes, x, y)
+}
+
+/// Dots: what was predicted (y) over what came to be (x), in `unit`, both axes logarithmic and alike, with lines where both are the
+/// same and where they are a quarter apart.
+pub fn predicted_over_measured(title: &str, unit: &str, series: &[Series]) -> String {
+    let values = || series.iter().flat_map(|s| &s.points).flat_map(|p| [p.0, p.1]).filter(|v| *v > 0.0);
+    let (min, max) = values().fold((f64::MAX, f64::MIN), |(a, b), v| (a.min(v), b.max(v)));
+    if min > max {
+        return draw((title, "nothing was measured"), &[], "", |_| 0.0, |_| 0.0);
+    }
+    // Whole powers of two around them.
+    let (low, high) = (min.log2().floor(), max.log2().floor() + 1.0);
+    let part = |v: f64| ((v.log2() - low) / (high - low)).clamp(0.0, 1.0);
+    let mut axes = String::new();
+    for v in (-6..12).map(|i| 10f64.powi(i)).filter(|v| (low..=high).contains(&v.log2())) {
+        axes.push_str(&upright(across(part(v)), &format!("{v} {unit}")));
+        axes.push_str(&level(up(part(v)), &v.to_string()));
+    }
+    let (first, last) = (low.exp2(), high.exp2());
+    for (factor, dash) in [(1.0, ""), (0.75, " stroke-dasharray='4 4'"), (1.25, " stroke-dasharray='4 4'")] {
+        // As far as both ends are in the picture.
+        let (from, to) = (first.max(first / factor), last.min(last / factor));
+        let _ = writeln!(
+            axes,
+            "<line x1='{:.1}' y1='{:.1}' x2='{:.1}' y2='{:.1}' stroke='#888'{dash}/>",
+            across(part(from)),
+            up(part(from * factor)),
+            across(part(to)),
+            up(part(to * factor))
+        );
+    }
+    for (i, s) in series.iter().enumerate() {
+        let colour = COLOURS[i % COLOURS.len()];
+        for p in s.points.iter().filter(|p| p.0 > 0.0 && p.1 > 0.0) {
+            let (x, y) = (across(part(p.0)), up(part(p.1)));
+            let _ = writeln!(axes, "<circle cx='{x:.1}' cy='{y:.1}' r='2.2' fill='{colour}' fill-opacity='0.45'/>");
+        }
+    }
+    // The legend; dots are no lines.
+    let names: Vec<Series> =
+        series.iter().map(|s| Series { name: s.name.clone(), points: Vec::new(), bold: false }).collect();
+    draw((title, &format!("predicted, {unit}")), &names, &axes, |_| 0.0, |_| 0.0)
 }
 
 /// A plot of `series` over seconds, both axes from 0.
@@ -140,4 +182,36 @@ fn draw(
         HEIGHT / 2.0,
         escape(y_name)
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_predicted_rightly_is_on_the_line_and_a_quarter_off_on_the_next() {
+        let points = vec![(100.0, 100.0), (1000.0, 1000.0), (400.0, 300.0), (0.0, 5.0)];
+        let series = [Series { name: "a<b".into(), points, bold: false }];
+        let svg = predicted_over_measured("calls", "µs", &series);
+        assert!(svg.contains("a&lt;b") && svg.contains("100 µs") && svg.contains("1000 µs"), "{svg}");
+        let number = |line: &str, name: &str| -> f64 {
+            let rest = line.split(&format!(" {name}='")).nth(1).unwrap();
+            rest.split('\'').next().unwrap().parse().unwrap()
+        };
+        let dots: Vec<(f64, f64)> =
+            svg.lines().filter(|l| l.starts_with("<circle")).map(|l| (number(l, "cx"), number(l, "cy"))).collect();
+        // A time of nothing has no place.
+        assert_eq!(dots.len(), 3);
+        let lines: Vec<[f64; 4]> = svg
+            .lines()
+            .filter(|l| l.starts_with("<line") && l.contains("#888"))
+            .map(|l| ["x1", "y1", "x2", "y2"].map(|n| number(l, n)))
+            .collect();
+        let height = |[x1, y1, x2, y2]: [f64; 4], x: f64| y1 + (y2 - y1) * (x - x1) / (x2 - x1);
+        for (dot, line) in dots.iter().zip([0, 0, 1]) {
+            let off = dot.1 - height(lines[line], dot.0);
+            assert!(off.abs() < 0.5, "{dot:?} {:?}", lines[line]);
+        }
+        assert!(predicted_over_measured("none", "µs", &[]).starts_with("<svg"));
+    }
 }

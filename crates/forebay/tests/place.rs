@@ -97,7 +97,26 @@ fn each_task_ends_up_where_it_is_faster_and_a_second_run_knows_it_already() {
         let dir = tempfile::tempdir().unwrap();
         let Some(rt) = runtime(&dir) else { return };
         let s = start(&rt, twice(host, rounds));
-        (0..40).for_each(|i| s.call(i as f32).unwrap());
+        s.call(0.0).unwrap();
+        assert!(s.run.snapshot().tasks[0].last_prediction_ns.is_none(), "nothing is known before the first invocation");
+        (1..40).for_each(|i| s.call(i as f32).unwrap());
+        // What was predicted of one is told beside what it took; of one that is measured for the first time nothing is.
+        let told = (0..5).any(|i| {
+            let (before, begun) = (s.run.snapshot().tasks[0].accuracy, Instant::now());
+            s.call(i as f32).unwrap();
+            let (whole, now) = (begun.elapsed(), s.run.snapshot().tasks[0].clone());
+            if now.accuracy.0 == before.0 {
+                return false;
+            }
+            let (predicted, took) = now.last_prediction_ns.unwrap();
+            assert!(predicted > 0 && Duration::from_nanos(took) <= whole, "{predicted} {took} {whole:?}");
+            let sum = |a: (u64, f64)| a.0 as f64 * a.1;
+            let error = (predicted as f64 - took as f64).abs() / took as f64;
+            let off = sum(now.accuracy) - sum(before) - error;
+            assert!(off.abs() < 1e-3, "{before:?} {:?} {predicted} {took}", now.accuracy);
+            true
+        });
+        assert!(told);
         let learned = s.by_device();
         assert!(learned.iter().all(|n| *n >= 1), "{name}: every device is tried: {learned:?}");
         assert!(on_best(&learned) >= 30, "{name}: {learned:?}");

@@ -91,6 +91,8 @@ pub(crate) struct Adapt {
     predicted: [f64; MAX_PLACED],
     /// Predictions that came to be, and the sum of how far they were off, as parts of what it took.
     errors: (u64, f64),
+    /// The last of them: what was predicted, and what it took, ns.
+    last: (f64, u64),
     /// When a model was written down last.
     written: Instant,
     /// What was available of each device when the invocation was placed.
@@ -118,6 +120,7 @@ impl Adapt {
             budget: 0.0,
             predicted: [f64::INFINITY; MAX_PLACED],
             errors: (0, 0.0),
+            last: (0.0, 0),
             written: Instant::now(),
             shares: [1.0; MAX_PLACED],
             work: [0; MAX_PLACED],
@@ -143,6 +146,11 @@ impl Adapt {
     /// Predictions that came to be, and how far they were off on the average, as a part of what it took.
     pub(crate) fn accuracy(&self) -> (u64, f64) {
         (self.errors.0, if self.errors.0 == 0 { 0.0 } else { self.errors.1 / self.errors.0 as f64 })
+    }
+
+    /// The last prediction that came to be, and what it took, ns; (0, 0) before there was one.
+    pub(crate) fn last(&self) -> (f64, u64) {
+        self.last
     }
 
     /// How often the task's home changed.
@@ -232,6 +240,7 @@ impl Adapt {
         if predicted < f64::INFINITY {
             self.errors.0 += 1;
             self.errors.1 += (predicted - ns as f64).abs() / ns.max(1) as f64;
+            self.last = (predicted, ns);
         }
         for (j, c) in self.choices.iter_mut().enumerate() {
             c.since = if i == j { 0 } else { c.since.saturating_add(1) };

@@ -345,6 +345,9 @@ fn learn(core: &Core, node: &Node, own: &mut Own, device: usize, begun: Option<u
         let (n, error) = a.accuracy();
         node.accuracy[0].store(n, Ordering::Relaxed);
         node.accuracy[1].store((error * 1e6) as u64, Ordering::Relaxed);
+        let (predicted, took) = a.last();
+        node.predicted[0].store(predicted as u64, Ordering::Relaxed);
+        node.predicted[1].store(took, Ordering::Relaxed);
     }
     Ok(())
 }

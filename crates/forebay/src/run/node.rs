@@ -259,6 +259,8 @@ pub(crate) struct Node {
     pub(crate) moves: AtomicU64,
     /// Predictions, and their mean error in millionths.
     pub(crate) accuracy: [AtomicU64; 2],
+    /// The last of them, and what it took, ns.
+    pub(crate) predicted: [AtomicU64; 2],
     pub(crate) refused: Mutex<Vec<(usize, String)>>,
     /// The Meta port whose number is the hint.
     pub(crate) hint: Option<u32>,
@@ -440,6 +442,7 @@ impl Node {
             by_device: Default::default(),
             moves: AtomicU64::new(0),
             accuracy: Default::default(),
+            predicted: Default::default(),
             refused: Mutex::default(),
             hint: None,
             lead: index,

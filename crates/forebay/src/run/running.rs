@@ -62,6 +62,8 @@ pub struct TaskStats {
     pub moves: u64,
     /// Predictions that came to be, and by how much of what it took they were off on the average (adaptive placement).
     pub accuracy: (u64, f64),
+    /// The last of these: what was predicted, and what it took, ns; none before there was one.
+    pub last_prediction_ns: Option<(u64, u64)>,
     /// Devices on which it failed and that are not chosen again, and why (adaptive placement).
     pub refused: Vec<(usize, String)>,
     /// The region that the task is fused into, if it is: its tasks run as one, and these numbers are the region's.
@@ -532,6 +534,10 @@ impl Running {
             accuracy: {
                 let [n, error] = &n.accuracy;
                 (n.load(Ordering::Relaxed), error.load(Ordering::Relaxed) as f64 / 1e6)
+            },
+            last_prediction_ns: {
+                let [predicted, took] = n.predicted.each_ref().map(|n| n.load(Ordering::Relaxed));
+                (took > 0).then_some((predicted, took))
             },
             refused: n.refused.lock().unwrap_or_else(PoisonError::into_inner).clone(),
             region: n.region.as_deref().map(str::to_owned),

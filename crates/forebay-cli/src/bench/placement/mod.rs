@@ -21,9 +21,10 @@ mod starpu;
 use self::central::{Each, Heft, Omniscient, Told};
 use self::starpu::POLICIES;
 pub use self::starpu::be as be_starpu;
-use super::part::Part;
+use super::part::{Found, Part};
 use super::schema::{Row, median};
 use super::transfer::load::{Load, Running as Loaded};
+use crate::plot::{self, Series};
 use crate::workloads::mix::{self, Work};
 
 /// Calls of each workload that teach, and that are counted.
@@ -134,7 +135,7 @@ fn call(task: &Accelerated, w: &Work, n: usize) -> Result<f64> {
 }
 
 /// Mean error of predictions on each workload, alone and under load that changes.
-fn accuracy(rows: &mut Vec<Row>) -> Result<()> {
+fn accuracy(found: &mut Found) -> Result<()> {
     let models = Arc::new(Models::off());
     let rt = runtime(Mode::Adaptive, &models, &accelerators())?;
     for w in mix::all(1).map_err(text)? {
@@ -147,19 +148,29 @@ fn accuracy(rows: &mut Vec<Row>) -> Result<()> {
     let mut means = [Vec::new(), Vec::new()];
     for (at, what) in ["alone", "load that changes"].into_iter().enumerate() {
         let load = (at == 1).then(Changing::start);
+        let mut series: Vec<Series> = Vec::new();
         for scale in [1, 2, 4] {
             for w in mix::all(scale).map_err(text)? {
                 let task = rt.accelerate(1, &w.task).map_err(text)?;
                 call(&task, &w, LEARN)?;
-                let before = task.stats()[0].accuracy;
-                call(&task, &w, CALLS)?;
-                let after = task.stats()[0].accuracy;
-                // The mean over the counted calls only.
-                let sum = |a: (u64, f64)| a.0 as f64 * a.1;
-                let error = (sum(after) - sum(before)) / (after.0 - before.0).max(1) as f64 * 100.0;
+                let mut points = Vec::with_capacity(CALLS);
+                for _ in 0..CALLS {
+                    let before = task.stats()[0].accuracy.0;
+                    done(&task, &w.inputs)?;
+                    let now = &task.stats()[0];
+                    if let Some((predicted, took)) = now.last_prediction_ns.filter(|_| now.accuracy.0 > before) {
+                        points.push((took as f64 / 1e3, predicted as f64 / 1e3));
+                    }
+                }
+                let off: f64 = points.iter().map(|(took, predicted)| (predicted - took).abs() / took).sum();
+                let error = off / points.len().max(1) as f64 * 100.0;
                 means[at].push(error);
                 if scale == 2 {
-                    rows.push(Row::new(format!("prediction error, {what}: {}", w.name), "%", Some(error)));
+                    found.rows.push(Row::new(format!("prediction error, {what}: {}", w.name), "%", Some(error)));
+                }
+                match series.iter_mut().find(|s| s.name == w.name) {
+                    Some(s) => s.points.extend(points),
+                    None => series.push(Series { name: w.name.into(), points, bold: false }),
                 }
             }
         }
@@ -169,7 +180,10 @@ fn accuracy(rows: &mut Vec<Row>) -> Result<()> {
         let mut row = Row::new(format!("prediction error, {what}: mean of all workloads and sizes"), "%", Some(mean));
         row.target = format!("≤ {limit} %");
         row.met = Some(mean <= limit);
-        rows.push(row);
+        found.rows.push(row);
+        let title = format!("Calls of six workloads of three sizes: predicted over measured, {what}");
+        let name = format!("placement-predicted-{}", ["alone", "load"][at]);
+        found.plots.push((name, plot::predicted_over_measured(&title, "µs", &series)));
     }
     Ok(())
 }
@@ -324,7 +338,7 @@ pub fn be_alike() -> Result<()> {
 pub fn parts() -> Vec<Part> {
     vec![
         Part::of_rows("decisions", decisions),
-        Part::of_rows("predictions", accuracy),
+        Part::new("predictions", accuracy),
         Part::of_rows("contention", contention),
         Part::of_rows("programs that are alike", alike),
         Part::of_rows("StarPU", starpu::run),
