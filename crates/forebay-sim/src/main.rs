@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
 use clap::Parser;
 use forebay_sim::Outcome;
@@ -14,9 +15,12 @@ struct Options {
     /// First seed
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Scenarios, with consecutive seeds
-    #[arg(long, default_value_t = 1)]
-    runs: u64,
+    /// Scenarios, with consecutive seeds; one, or as many as there is time for
+    #[arg(long)]
+    runs: Option<u64>,
+    /// Begin no scenario after so many seconds
+    #[arg(long)]
+    seconds: Option<u64>,
     /// Stories of this kind only
     #[arg(long, value_parser = KINDS.map(|(name, _)| name))]
     kind: Option<String>,
@@ -54,8 +58,12 @@ fn run(seed: u64, kind: Option<&str>, broken: bool) -> (String, usize) {
 
 fn main() -> std::process::ExitCode {
     let o = Options::parse();
-    let (next, last) = (AtomicU64::new(o.seed), o.seed.saturating_add(o.runs));
-    let take = || next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < last).then(|| n + 1)).ok();
+    let runs = o.runs.unwrap_or(if o.seconds.is_some() { u64::MAX } else { 1 });
+    let (next, last) = (AtomicU64::new(o.seed), o.seed.saturating_add(runs));
+    let begun = Instant::now();
+    let late = || o.seconds.is_some_and(|s| begun.elapsed() >= Duration::from_secs(s));
+    let one_more = |n| (n < last && !late()).then(|| n + 1);
+    let take = || next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok();
     let (send, done) = mpsc::sync_channel(64);
     let mut bad = 0;
     std::thread::scope(|scope| {
@@ -79,5 +87,11 @@ fn main() -> std::process::ExitCode {
             }
         }
     });
+    let told = next.into_inner() - o.seed;
+    eprintln!(
+        "{told} seeds from {} in {:.0} s: {bad} scenarios with violations",
+        o.seed,
+        begun.elapsed().as_secs_f64()
+    );
     if bad == 0 { std::process::ExitCode::SUCCESS } else { std::process::ExitCode::FAILURE }
 }
