@@ -1,4 +1,5 @@
-//! Plots as SVG: lines over bytes, both axes logarithmic, and over time; and dots of what was expected over what came to be.
+//! Plots as SVG: lines over bytes, both axes logarithmic, and over time; dots of what was expected over what came to be; ranges of
+//! cases side by side; squares of figures.
 
 use std::fmt::Write as _;
 
@@ -10,6 +11,25 @@ pub struct Series {
     pub points: Vec<(f64, f64)>,
     /// Drawn above the others, wider.
     pub bold: bool,
+}
+
+/// Three figures of a case: where most are, where nearly all are, and the worst.
+#[derive(Clone, Copy)]
+pub struct Range {
+    /// Drawn as a dot.
+    pub low: f64,
+    /// Drawn as a bar.
+    pub mark: f64,
+    /// The end of the line.
+    pub high: f64,
+}
+
+/// A case and a range for each of several kinds.
+pub struct Ranges {
+    /// Its name.
+    pub name: String,
+    /// In the order of the kinds; none where nothing was measured.
+    pub ranges: Vec<Option<Range>>,
 }
 
 const WIDTH: f64 = 760.0;
@@ -92,6 +112,104 @@ pub fn predicted_over_measured(title: &str, unit: &str, series: &[Series]) -> St
     draw((title, &format!("predicted, {unit}")), &names, &axes, |_| 0.0, |_| 0.0)
 }
 
+/// Ranges of cases side by side, those of `kinds` in different colours; y is logarithmic.
+pub fn ranges(title: &str, y_name: &str, kinds: &[&str], cases: &[Ranges]) -> String {
+    const APART: f64 = 9.0;
+    const LABELS: f64 = 190.0;
+    let values = || cases.iter().flat_map(|c| &c.ranges).flatten().flat_map(|r| [r.low, r.high]).filter(|v| *v > 0.0);
+    let (min, max) = values().fold((f64::MAX, f64::MIN), |(a, b), v| (a.min(v), b.max(v)));
+    let (low, high) =
+        if min > max { (0.0, 1.0) } else { (min.log10().floor(), max.log10().ceil().max(min.log10().floor() + 1.0)) };
+    let wide = APART * (kinds.len() as f64 + 1.5);
+    let (right, bottom) = (LEFT + wide * cases.len() as f64, HEIGHT - BOTTOM);
+    let y = |v: f64| bottom - (v.log10() - low) / (high - low) * (bottom - TOP);
+    let mut body = String::new();
+    for v in (low as i32..=high as i32).map(|i| 10f64.powi(i)) {
+        let at = y(v);
+        let _ = writeln!(
+            body,
+            "<line x1='{LEFT}' y1='{at:.1}' x2='{right:.1}' y2='{at:.1}' {GRID}/>\n\
+             <text x='{}' y='{:.1}' text-anchor='end'>{v}</text>",
+            LEFT - 6.0,
+            at + 4.0
+        );
+    }
+    for (i, case) in cases.iter().enumerate() {
+        let begin = LEFT + wide * i as f64;
+        let (x, under) = (begin + wide / 2.0, bottom + 12.0);
+        let _ = writeln!(
+            body,
+            "<text x='{x:.1}' y='{under}' transform='rotate(-60 {x:.1} {under})' text-anchor='end'>{}</text>",
+            escape(&case.name)
+        );
+        for (k, range) in case.ranges.iter().enumerate() {
+            let Some(r) = range.filter(|r| r.low > 0.0 && r.high > 0.0) else { continue };
+            let (x, colour) = (begin + APART * (k as f64 + 1.0), COLOURS[k % COLOURS.len()]);
+            let (from, mark, to) = (y(r.low), y(r.mark), y(r.high));
+            let _ = writeln!(
+                body,
+                "<line x1='{x:.1}' y1='{from:.1}' x2='{x:.1}' y2='{to:.1}' stroke='{colour}'/>\n\
+                 <rect x='{:.1}' y='{:.1}' width='7' height='2' fill='{colour}'/>\n\
+                 <circle cx='{x:.1}' cy='{from:.1}' r='2.5' fill='{colour}'/>",
+                x - 3.5,
+                mark - 1.0
+            );
+        }
+    }
+    for (k, name) in kinds.iter().enumerate() {
+        let (at, colour) = (TOP + 14.0 + 18.0 * k as f64, COLOURS[k % COLOURS.len()]);
+        let _ = writeln!(
+            body,
+            "<rect x='{:.1}' y='{}' width='12' height='12' fill='{colour}'/>\n<text x='{:.1}' y='{}'>{}</text>",
+            right + 12.0,
+            at - 10.0,
+            right + 30.0,
+            at,
+            escape(name)
+        );
+    }
+    picture((right + RIGHT, HEIGHT + LABELS - BOTTOM), title, y_name, &body)
+}
+
+/// A square of figures, the larger the redder: `of` a row's name and a column's.
+pub fn matrix(title: &str, names: &[&str], of: impl Fn(&str, &str) -> Option<f64>) -> String {
+    const CELL: (f64, f64) = (52.0, 24.0);
+    const LABELS: f64 = 150.0;
+    let (left, top) = (LABELS, TOP + LABELS);
+    let mut body = String::new();
+    for (i, name) in names.iter().enumerate() {
+        let (x, y) = (left + CELL.0 * (i as f64 + 0.5), top + CELL.1 * (i as f64 + 0.7));
+        let _ = writeln!(
+            body,
+            "<text x='{}' y='{y:.1}' text-anchor='end'>{1}</text>\n\
+             <text x='{x:.1}' y='{2}' transform='rotate(-60 {x:.1} {2})'>{1}</text>",
+            left - 6.0,
+            escape(name),
+            top - 8.0
+        );
+    }
+    for (r, row) in names.iter().enumerate() {
+        for (c, column) in names.iter().enumerate() {
+            let Some(v) = of(row, column) else { continue };
+            // White is no slower than alone; red is four times as slow and more.
+            let part = ((v.max(1.0).log2() / 2.0).clamp(0.0, 1.0) * 200.0) as u32;
+            let (x, y) = (left + CELL.0 * c as f64, top + CELL.1 * r as f64);
+            let _ = writeln!(
+                body,
+                "<rect x='{x:.1}' y='{y:.1}' width='{}' height='{}' fill='rgb(255,{2},{2})' stroke='#ccc'/>\n\
+                 <text x='{3:.1}' y='{4:.1}' text-anchor='middle'>{v:.2}</text>",
+                CELL.0,
+                CELL.1,
+                255 - part,
+                x + CELL.0 / 2.0,
+                y + CELL.1 * 0.7
+            );
+        }
+    }
+    let size = (left + CELL.0 * names.len() as f64 + 120.0, top + CELL.1 * names.len() as f64 + 20.0);
+    picture((size.0.max(WIDTH), size.1), title, "", &body)
+}
+
 /// A plot of `series` over seconds, both axes from 0.
 pub fn over_time(title: &str, y_name: &str, series: &[Series]) -> String {
     let largest =
@@ -151,7 +269,6 @@ fn draw(
     x: impl Fn(f64) -> f64,
     y: impl Fn(f64) -> f64,
 ) -> String {
-    let escape = |s: &str| s.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     let mut body = axes.to_owned();
     for (i, s) in series.iter().enumerate() {
         let colour = COLOURS[i % COLOURS.len()];
@@ -173,8 +290,17 @@ fn draw(
             escape(&s.name)
         );
     }
+    picture((WIDTH, HEIGHT), title, y_name, &body)
+}
+
+fn escape(s: &str) -> String {
+    s.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
+
+/// All of it, with the title and the y axis' name.
+fn picture((width, height): (f64, f64), title: &str, y_name: &str, body: &str) -> String {
     format!(
-        "<svg xmlns='http://www.w3.org/2000/svg' width='{WIDTH}' height='{HEIGHT}' font-family='sans-serif' font-size='12'>\n\
+        "<svg xmlns='http://www.w3.org/2000/svg' width='{width:.0}' height='{height:.0}' font-family='sans-serif' font-size='12'>\n\
          <rect width='100%' height='100%' fill='white'/>\n<text x='10' y='22' font-size='15'>{}</text>\n\
          <text x='16' y='{}' transform='rotate(-90 16 {})' text-anchor='middle'>{}</text>\n{body}</svg>\n",
         escape(title),

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::schema::Report;
+use super::transfer::pictures;
 
 /// Writes `REPORT.md` into `dir` from all `*/*.json` beneath it.
 pub fn render(dir: &Path) -> Result<(), String> {
@@ -24,7 +25,23 @@ pub fn render(dir: &Path) -> Result<(), String> {
             met += report.rows.iter().filter(|r| r.met == Some(true)).count();
             missed += report.rows.iter().filter(|r| r.met == Some(false)).count();
             page.push_str(&report.markdown());
-            page.push_str(&format!("\n![{0}]({name}/{0}.svg)\n\n", report.bench));
+            // Drawn anew, by what this version draws of such figures.
+            let bench = &report.bench;
+            let bars = (bench.clone(), report.svg());
+            let more = if bench == "transfer" { pictures::of(&report.rows) } else { Vec::new() };
+            for (plot, svg) in std::iter::once(bars).chain(more) {
+                let to = machine.join(format!("{plot}.svg"));
+                std::fs::write(&to, svg).map_err(|e| fail(&to, &e))?;
+            }
+            for file in list(&machine)? {
+                let plot = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+                let ours =
+                    plot == *bench || plot.strip_prefix(bench.as_str()).is_some_and(|rest| rest.starts_with('-'));
+                if ours && file.extension().is_some_and(|e| e == "svg") {
+                    page.push_str(&format!("\n![{plot}]({name}/{plot}.svg)\n"));
+                }
+            }
+            page.push('\n');
         }
     }
     page.push_str(&format!("\nTargets met: {met}; not met: {missed}.\n"));

@@ -5,6 +5,9 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+/// Rows that are drawn as bars, at most: hardly anything shows a higher picture.
+const MOST_IN_BARS: usize = 100;
+
 /// A benchmark's result.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Report {
@@ -199,6 +202,17 @@ impl Report {
         out
     }
 
+    /// What the bar chart shows, and its title: of more rows than anybody looks at, those whose target is not met.
+    fn in_bars(&self) -> (Vec<&Row>, String) {
+        let (all, here) = (self.rows.len(), self.machine.folder());
+        if all <= MOST_IN_BARS {
+            return (self.rows.iter().collect(), format!("{} – {here}", self.bench));
+        }
+        let missed: Vec<&Row> = self.rows.iter().filter(|r| r.met == Some(false)).take(MOST_IN_BARS).collect();
+        let title = format!("{} – {here}: of {all} rows the {} whose target is not met", self.bench, missed.len());
+        (missed, title)
+    }
+
     /// A bar chart: ours and the peers, each case scaled to its largest.
     pub fn svg(&self) -> String {
         const COLOURS: [&str; 6] = ["#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b"];
@@ -208,7 +222,8 @@ impl Report {
         peers.dedup();
         let mut y = 40.0;
         let mut body = String::new();
-        for r in &self.rows {
+        let (rows, title) = self.in_bars();
+        for r in rows {
             let values: Vec<(String, usize, f64)> = std::iter::once(("ours".to_owned(), 0, r.ours))
                 .chain(peers.iter().enumerate().map(|(i, p)| ((*p).clone(), i + 1, r.peers.get(*p).copied().flatten())))
                 .filter_map(|(n, i, v)| v.map(|v| (n, i, v)))
@@ -235,7 +250,7 @@ impl Report {
             }
             y += 8.0;
         }
-        let title = escape(&format!("{} – {}", self.bench, self.machine.folder()));
+        let title = escape(&title);
         format!(
             "<svg xmlns='http://www.w3.org/2000/svg' width='720' height='{}' font-family='sans-serif' font-size='12'>\n\
              <rect width='100%' height='100%' fill='white'/>\n<text x='10' y='22' font-size='15'>{title}</text>\n{body}</svg>\n",

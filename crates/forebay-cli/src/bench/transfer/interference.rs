@@ -11,7 +11,9 @@ use forebay::hal::Buffer;
 use forebay::transfer::{Budget, Direction, Engine, Host, Pinned, RealTime, Stream, Way};
 
 use super::load::{Load, Running};
+use super::pictures::{STATS, under};
 use super::ways;
+use crate::bench::part::Found;
 use crate::bench::schema::{Row, quantile};
 use crate::plot;
 
@@ -102,7 +104,8 @@ fn all(engine: &Arc<Engine>, cases: &[Case], what: &str) -> Result<Vec<[Times; 2
     Ok(out)
 }
 
-pub fn run(engine: &Arc<Engine>, rows: &mut Vec<Row>) -> std::result::Result<(), String> {
+/// Measures and draws all of it.
+pub fn run(engine: &Arc<Engine>, found: &mut Found) -> std::result::Result<(), String> {
     let text = |e: forebay::Error| e.to_string();
     let device = engine.device();
     let kind = device.info().kind;
@@ -118,21 +121,16 @@ pub fn run(engine: &Arc<Engine>, rows: &mut Vec<Row>) -> std::result::Result<(),
         let loaded = all(engine, &cases, &format!("under {}", load.name())).map_err(text)?;
         drop(running);
         for (((way, _, direction, bytes), idle), loaded) in cases.iter().zip(&idle).zip(&loaded) {
-            let case = format!(
-                "{kind}, {} by {} {} under {}",
-                plot::bytes(*bytes as f64),
-                way.name(),
-                direction.name(),
-                load.name()
-            );
-            for (i, stat) in ["median", "p99.9", "slowest"].into_iter().enumerate() {
-                let row = Row::new(format!("{case}: {stat}"), "µs", Some(loaded[1][i]))
+            let what = format!("{} by {} {}", plot::bytes(*bytes as f64), way.name(), direction.name());
+            for (i, stat) in STATS.into_iter().enumerate() {
+                let row = Row::new(under(kind.name(), &what, load.name(), stat), "µs", Some(loaded[1][i]))
                     .peer("alone", Some(idle[1][i]))
                     .peer("ordinary", Some(loaded[0][i]))
                     .peer("ordinary, alone", Some(idle[0][i]));
-                rows.push(if stat == "p99.9" { row.at_most("alone", STEADY) } else { row });
+                found.rows.push(if stat == "p99.9" { row.at_most("alone", STEADY) } else { row });
             }
         }
     }
+    found.plots.extend(super::pictures::of(&found.rows));
     Ok(())
 }

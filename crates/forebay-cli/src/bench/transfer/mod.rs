@@ -3,6 +3,7 @@
 
 mod interference;
 pub mod load;
+pub mod pictures;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -252,7 +253,7 @@ fn curves(engine: &Arc<Engine>, found: &mut Found) -> Result<()> {
 }
 
 /// Two streams at once, each by its own way; what a transfer takes beside the other, against alone.
-fn two_streams(engine: &Arc<Engine>, rows: &mut Vec<Row>) -> Result<()> {
+fn two_streams(engine: &Arc<Engine>, found: &mut Found) -> Result<()> {
     const BYTES: usize = 1 << 20;
     const TIME: Duration = Duration::from_millis(300);
     let device = engine.device().clone();
@@ -280,22 +281,22 @@ fn two_streams(engine: &Arc<Engine>, rows: &mut Vec<Row>) -> Result<()> {
     let kind = device.info().kind;
     for (i, &(a, ah)) in all.iter().enumerate() {
         for &(b, bh) in &all[i..] {
-            for (da, db) in [
-                (Direction::ToDevice, Direction::ToDevice),
-                (Direction::ToDevice, Direction::ToHost),
-                (Direction::ToHost, Direction::ToHost),
-            ] {
+            let each = Direction::ALL.into_iter().flat_map(|da| Direction::ALL.map(|db| (da, db)));
+            // Of one way beside itself the two directions are a pair once.
+            for (da, db) in each.filter(|d| (a, ah) != (b, bh) || *d != (Direction::ToHost, Direction::ToDevice)) {
                 eprint!("\rtransfer: {kind}, {} {} beside {} {}      ", a.name(), da.name(), b.name(), db.name());
                 let alone = run(&[(a, ah, da)])?[0];
                 let both = run(&[(a, ah, da), (b, bh, db)])?;
-                let case = format!("{kind}, 1 MiB by {} {} beside {} {}", a.name(), da.name(), b.name(), db.name());
+                let [one, other] = [(a, da), (b, db)].map(|(w, d)| format!("{} {}", w.name(), d.name()));
+                let case = pictures::beside(kind.name(), &plot::bytes(BYTES as f64), &one, &other);
                 let row =
                     Row::new(case, "µs", Some(both[0])).peer("alone", Some(alone)).peer("the other", Some(both[1]));
-                rows.push(Row { ratio: Some(both[0] / alone), ..row });
+                found.rows.push(Row { ratio: Some(both[0] / alone), ..row });
             }
         }
     }
     eprintln!();
+    found.plots.extend(pictures::of(&found.rows));
     Ok(())
 }
 
@@ -316,11 +317,11 @@ pub fn parts(device: Option<Kind>, quick: bool) -> std::result::Result<Vec<Part>
             curves(&engine, found).map_err(|e| e.to_string())
         }));
         if !quick {
-            parts.push(Part::of_rows(format!("{kind}: interference"), move |rows| {
-                interference::run(&calibrated(kind)?.0, rows)
+            parts.push(Part::new(format!("{kind}: interference"), move |found| {
+                interference::run(&calibrated(kind)?.0, found)
             }));
-            parts.push(Part::of_rows(format!("{kind}: two streams"), move |rows| {
-                two_streams(&calibrated(kind)?.0, rows).map_err(|e| e.to_string())
+            parts.push(Part::new(format!("{kind}: two streams"), move |found| {
+                two_streams(&calibrated(kind)?.0, found).map_err(|e| e.to_string())
             }));
         }
     }
