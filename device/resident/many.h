@@ -115,12 +115,14 @@ FB_DEVICE bool fb_receive_many(Context *c, u32 ring, u32 n) {
 }
 
 // Takes what has been seen in a ring, of which the first slot is filled: some tasks for lanes, or the first one. Of many as many as
-// the block can run at a time; where it sees their end, half of them, so that others have some, too.
+// the block can run at a time; where it sees their end, half of them, so that others have some, too. Where they take long, a race for
+// each few costs little, and they are done sooner by many blocks, in whose warps fewer lanes have ways of their own.
 FB_DEVICE bool fb_receive_some(Context *c, const Look *l, u64 marks, u32 ring, u32 room) {
   const u32 seen = fb_in_row(l, marks, ring), size = c->grid->rings[ring].size;
   const u32 at_once = FB_AT_A_TIME < FB_MANY ? FB_AT_A_TIME : FB_MANY, has = at_once < size ? at_once : size;
   const u32 most = room < has ? room : has;
-  u32 tries = seen == fb_places(ring) && seen < most && !fb_keeps(c->own, ring) ? FB_TRIES : 0;
+  const bool may = !c->own->slow && !fb_keeps(c->own, ring);
+  u32 tries = may && seen == fb_places(ring) && seen < most ? FB_TRIES : 0;
   const bool many = tries > 0;
   for (; tries > 0; tries--) {
     const u32 filled = fb_filled(c->grid, ring, c->own->next[ring], most), some = filled < most ? filled / 2 : filled;

@@ -11,6 +11,8 @@
 // Slots that it takes at a time where more are filled: as many as the block runs at a time, but not more than these.
 #define FB_MANY 128
 #define FB_AT_A_TIME fb_lanes()
+// Tasks that took longer, in cycles, are not taken so many at a time.
+#define FB_LONG FB_DUE_CYCLES
 // With fewer tasks than this, some that were put aside come back.
 #define FB_LOW 128
 // A block that waits keeps a ring, and sees all of its first slot at a look. Not where a block is a thread, which may be away
@@ -24,6 +26,7 @@
 #define FB_SEES 1
 #define FB_MANY 1
 #define FB_AT_A_TIME 1
+#define FB_LONG FB_DUE_CYCLES
 #define FB_LOW 1
 #define FB_KEEPS false
 #define FB_SEES_WHOLE false
@@ -73,6 +76,9 @@ struct Own {
   // Tasks since it looked around, and when that was.
   u32 turns;
   u64 looked;
+  // When those that run now began, and whether the last ones took long, as far as is known.
+  u64 began;
+  bool slow;
 };
 
 // How a block is, in one piece.

@@ -313,6 +313,7 @@ FB_DEVICE void fb_begin(Context *c, const Task *t) {
   if (!o->busy) fb_note(&b->busy, 1);
   o->busy = true;
   o->turns++;
+  if (FB_MANY > 1) o->began = fb_cycles();
   if (o->held.left == 0) o->held.root = t->root;
 }
 
@@ -347,6 +348,7 @@ FB_DEVICE void fb_end(Context *c) {
     h->units = 0;
     fb_subtract(c->grid, h->root, units);
   }
+  if (FB_MANY > 1) c->own->slow = fb_cycles() - c->own->began > FB_LONG;
   fb_note(&c->grid->beats[c->block].epoch, ++c->own->epoch);
 }
 
@@ -357,7 +359,9 @@ FB_DEVICE void fb_enter(Grid *g, Own *o, u32 block) {
   o->others_idle = 0;
   o->permitted = !g->limited;
   o->open = false;
-  o->looked = 0;
+  o->looked = o->began = 0;
+  // Until something is known.
+  o->slow = FB_LONG != ~0ull;
   o->me = block + 1;
   for (u32 i = 0; i < 2; i++) {
     const u64 head = fb_load64(fb_head(g, i));

@@ -3,6 +3,7 @@
 #define FB_SEES 3
 #define FB_MANY 6
 #define FB_AT_A_TIME 6
+#define FB_LONG ~0ull
 #define FB_LOW 2
 #define FB_KEEPS true
 // They look at different times, which lanes of a warp do not.

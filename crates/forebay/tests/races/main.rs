@@ -22,6 +22,7 @@ const ONE_LANE: &str = "
 #define FB_SEES 1
 #define FB_MANY 5
 #define FB_AT_A_TIME 5
+#define FB_LONG ~0ull
 #define FB_LOW 1
 #define FB_KEEPS false
 #define FB_SEES_WHOLE false
@@ -33,6 +34,7 @@ const KEEPER: &str = "
 #define FB_SEES 9
 #define FB_MANY 12
 #define FB_AT_A_TIME 12
+#define FB_LONG ~0ull
 #define FB_LOW 1
 #define FB_KEEPS true
 #define FB_SEES_WHOLE true

@@ -16,6 +16,12 @@ const TASKS: &str = "
 FB_DEVICE u64 arg(const Task *t, u32 i) { return ((const u64 *)t->args)[i]; }
 TASK_PER_THREAD(echo) { *(u64 *)fb_result(c) = arg(t, 0) + 1; }
 TASK_PER_THREAD(begun) { *(u64 *)fb_result(c) = fb_cycles(); }
+TASK_PER_THREAD(longer) {
+  const u64 begun = fb_cycles();
+  while (fb_cycles() - begun < 30000) {}
+  ((u64 *)fb_result(c))[0] = begun;
+  ((u64 *)fb_result(c))[1] = c->block;
+}
 TASK_PER_THREAD(chain) {
   const u64 begun = arg(t, 1) ? arg(t, 1) : fb_cycles();
   const u64 next[2] = {arg(t, 0) - 1, begun};
@@ -142,6 +148,26 @@ fn tasks_that_come_one_by_one_are_taken_many_at_a_time() {
     let each = (begun[ALL * 3 / 4] - begun[ALL / 4]) as f64 / (ALL / 2) as f64;
     println!("a task each {each} cycles");
     assert!(each < 80.0, "a task each {each} cycles");
+    grid.stop().unwrap();
+}
+
+/// Those that take long are for all blocks: none takes more at a time than a look shows.
+#[test]
+fn tasks_that_take_long_are_not_taken_many_at_a_time() {
+    if std::env::var_os(COUNTS).is_none() {
+        return again("tasks_that_take_long_are_not_taken_many_at_a_time", "4");
+    }
+    let d = device().expect("the stand-in");
+    let mut grid = Builder::new(TASKS).functions(["echo", "chain", "hop", "longer"]).ring(1024).start_on(&d).unwrap();
+    let call = Call::new(grid.function("longer").unwrap());
+    let tickets: Vec<_> = (0..600).map(|_| grid.submit(call).unwrap()).collect();
+    let mut begun: Vec<[u64; 2]> = tickets.into_iter().map(|t| grid.wait(t).unwrap().result_as::<[u64; 2]>()).collect();
+    begun.sort_unstable_by_key(|[at, block]| (*block, *at));
+    // Those that began in a block before the first of them was done.
+    let most = (0..begun.len())
+        .map(|i| begun[i..].iter().take_while(|b| b[1] == begun[i][1] && b[0] < begun[i][0] + 20_000).count())
+        .max();
+    assert!(most <= Some(16), "{most:?}");
     grid.stop().unwrap();
 }
 
