@@ -656,13 +656,14 @@ fn the_device_code_compiles_for_gpus() {
 }
 
 /// What holds of a grid on the CPU holds of one whose rings are in device memory, and of one that has none of that.
-const EVERYWHERE: [&str; 21] = [
+const EVERYWHERE: [&str; 22] = [
     "a_host_that_dies_takes_its_grid_with_it",
     "draining_a_grid_whose_task_never_ends_says_which_one_and_can_be_gone_on_with",
     "what_is_free_is_found_behind_many_that_take_long",
     "what_is_urgent_comes_between_tasks_that_make_tasks",
     "every_task_is_done_once_and_answers_its_own_ticket",
     "together::a_slot_is_taken_whole_whether_somebody_waits_for_it_or_not",
+    "together::slots_that_are_taken_many_at_a_time_are_whole",
     "ranges_trees_and_diamonds_are_whole",
     "what_is_urgent_comes_first",
     "what_goes_wrong_with_a_task_is_its_tickets_error_and_nobody_elses",

@@ -93,21 +93,53 @@ fn pieces_of_the_table_are_each_one_writers_and_come_back() {
     assert_eq!(sum.load(Ordering::Relaxed), so_far + 3 * 20_000);
 }
 
+/// A task every word of which follows from `i`, and that answers with one more.
+fn is_whole(g: &Grid, i: u64) -> Call {
+    let words = [0, 1, 2, 3].map(|k| i.wrapping_mul(2 * k + 3));
+    let c = Call::new(g.function("is_whole").unwrap()).args(bytemuck::cast_slice(&words)).range(i, 1);
+    if i.is_multiple_of(3) { c.urgent() } else { c }
+}
+
+/// Slots of both rings, of which so many are filled by two producers that blocks take many at a time, in blocks of two sizes.
+#[test]
+fn slots_that_are_taken_many_at_a_time_are_whole() {
+    for (threads, ring) in [(64, 128), (128, 1024)] {
+        let Some(g) = start(builder().blocks(4).threads(threads).ring(ring)) else { return };
+        let all = if on_a_gpu::is_here() { 1_000_000u64 } else { 3000 };
+        std::thread::scope(|s| {
+            for producer in 0..2u64 {
+                let g = &g;
+                s.spawn(move || {
+                    let mut on_their_way = std::collections::VecDeque::new();
+                    for n in 0..all {
+                        let i = (2 * n + producer).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+                        on_their_way.push_back((i, g.submit(is_whole(g, i)).unwrap()));
+                        // The rings are full most of the time, and the oldest ticket's completion may be kept for it.
+                        let (i, oldest) = match on_their_way.len() > ring {
+                            true => on_their_way.pop_front().unwrap(),
+                            false => continue,
+                        };
+                        assert_eq!(g.wait(oldest).unwrap().result_as::<u64>(), i.wrapping_add(1));
+                    }
+                    for (i, t) in on_their_way {
+                        assert_eq!(g.wait(t).unwrap().result_as::<u64>(), i.wrapping_add(1));
+                    }
+                });
+            }
+        });
+    }
+}
+
 /// Slots that are used again and again, by one task at a time, which a block that waits sees at once, and by several.
 #[test]
 fn a_slot_is_taken_whole_whether_somebody_waits_for_it_or_not() {
     let Some(g) = start(builder().blocks(3).ring(4)) else { return };
-    let is_whole = |i: u64| {
-        let words = [0, 1, 2, 3].map(|k| i.wrapping_mul(2 * k + 3));
-        let c = Call::new(g.function("is_whole").unwrap()).args(bytemuck::cast_slice(&words)).range(i, 1);
-        if i.is_multiple_of(3) { c.urgent() } else { c }
-    };
     let rounds = if on_a_gpu::is_here() { 100_000u64 } else { 2000 };
     for round in 0..rounds {
         let tickets: Vec<_> = (0..1 + round % 4)
             .map(|k| {
                 let i = (4 * round + k).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-                (i, g.submit(is_whole(i)).unwrap())
+                (i, g.submit(is_whole(&g, i)).unwrap())
             })
             .collect();
         for (i, t) in tickets {
