@@ -30,6 +30,7 @@ FB_DEVICE u32 fb_filled(Grid *g, u32 ring, u32 ticket, u32 most) {
   u32 n = 0;
   for (u32 part = 0; part < FB_MANY_EACH; part++) {
     const u32 i = part * FB_WARP + fb_in_crew(), function = (u32)last[part], is = ticket + i;
+    // As fb_is_round, without a look at the ring for each.
     const u32 begun = (u32)(round[part] >> 32) >> FB_ROOT_BITS, expected = (((is >> size_bits) + 1) << FB_ROOT_BITS) >> FB_ROOT_BITS;
     const bool there = (i < most) & ((u32)(last[part] >> 32) == is + 1) & (begun == expected);
     const bool small = ((function & FB_SINGLE) != 0) & (fb_kind(function & ~FB_SINGLE) == FB_BY_THREAD) & ((u32)round[part] == 0);
@@ -55,8 +56,9 @@ FB_DEVICE Half fb_high_half(u32 word) {
   return {2 * fb_word_of(word + 1) + 1, ~0u, 0};
 }
 
-// Takes the `n` slots of which fb_filled has told, a multiple of FB_READ_TOGETHER, unless another block was first: as fb_receive, but that a lane reads a word of
-// a slot, and its neighbours the others. (What is the same all the time is asked for once here: behind an access to memory compilers would ask again.)
+// Takes the `n` slots of which fb_filled has told, a multiple of FB_READ_TOGETHER, unless another block was first: as fb_receive,
+// but that a lane reads a word of a slot, and its neighbours the others. (What is the same all the time is asked for once here:
+// behind an access to memory compilers would ask again.)
 FB_DEVICE bool fb_receive_many(Context *c, u32 ring, u32 n) {
   Grid *g = c->grid;
   Own *o = c->own;

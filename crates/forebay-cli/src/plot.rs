@@ -293,7 +293,8 @@ fn draw(
     picture((WIDTH, HEIGHT), title, y_name, &body)
 }
 
-fn escape(s: &str) -> String {
+/// Text as SVG takes it.
+pub fn escape(s: &str) -> String {
     s.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 

@@ -5,6 +5,8 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use crate::plot::escape;
+
 /// Rows that are drawn as bars, at most: hardly anything shows a higher picture.
 const MOST_IN_BARS: usize = 100;
 
@@ -208,15 +210,16 @@ impl Report {
         if all <= MOST_IN_BARS {
             return (self.rows.iter().collect(), format!("{} – {here}", self.bench));
         }
-        let missed: Vec<&Row> = self.rows.iter().filter(|r| r.met == Some(false)).take(MOST_IN_BARS).collect();
-        let title = format!("{} – {here}: of {all} rows the {} whose target is not met", self.bench, missed.len());
+        let mut missed: Vec<&Row> = self.rows.iter().filter(|r| r.met == Some(false)).collect();
+        let of = missed.len();
+        missed.truncate(MOST_IN_BARS);
+        let title = format!("{} – {here}: {} of {of} rows whose target is not met, of {all}", self.bench, missed.len());
         (missed, title)
     }
 
     /// A bar chart: ours and the peers, each case scaled to its largest.
     pub fn svg(&self) -> String {
         const COLOURS: [&str; 6] = ["#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b"];
-        let escape = |s: &str| s.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
         let mut peers: Vec<&String> = self.rows.iter().flat_map(|r| r.peers.keys()).collect();
         peers.sort();
         peers.dedup();
@@ -294,5 +297,22 @@ pub fn quantile(mut v: Vec<f64>, q: f64) -> f64 {
     match v.len() {
         0 => f64::NAN,
         n => v[((n - 1) as f64 * q).round() as usize],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_many_rows_those_whose_target_is_missed_are_drawn() {
+        let row = |i: usize, limit: f64| Row::new(format!("case {i}."), "µs", Some(1.0)).below(limit);
+        let drawn = |rows| Report::new("trial", rows).svg().matches("font-weight='bold'").count();
+        assert_eq!(drawn((0..MOST_IN_BARS).map(|i| row(i, 2.0)).collect()), MOST_IN_BARS);
+        let some: Vec<Row> = (0..300).map(|i| row(i, if i % 30 == 7 { 0.5 } else { 2.0 })).collect();
+        assert_eq!(drawn(some), 10);
+        let svg = Report::new("trial", (0..300).map(|i| row(i, 0.5)).collect()).svg();
+        assert_eq!(svg.matches("font-weight='bold'").count(), MOST_IN_BARS);
+        assert!(svg.contains("100 of 300 rows whose target is not met, of 300"), "{svg}");
     }
 }

@@ -162,8 +162,11 @@ fn accuracy(found: &mut Found) -> Result<()> {
                         points.push((took as f64 / 1e3, predicted as f64 / 1e3));
                     }
                 }
+                if points.is_empty() {
+                    return Err(format!("{}: none of {CALLS} calls was predicted", w.name));
+                }
                 let off: f64 = points.iter().map(|(took, predicted)| (predicted - took).abs() / took).sum();
-                let error = off / points.len().max(1) as f64 * 100.0;
+                let error = off / points.len() as f64 * 100.0;
                 means[at].push(error);
                 if scale == 2 {
                     found.rows.push(Row::new(format!("prediction error, {what}: {}", w.name), "%", Some(error)));
