@@ -20,6 +20,10 @@ use crate::sys::{
 pub const CONTROL_PATH: &str = "/dev/nvidiactl";
 /// Most control files of a process that are looked at.
 const MAX_FILES: usize = 64;
+/// What the names of the driver's files begin with.
+const DRIVER: &str = "/dev/nvidia";
+/// Most files of a process that are looked at to count those.
+const MAX_LISTED: usize = 4096;
 /// Times that a call is tried while the driver says "again".
 const MAX_TRIES: usize = 1000;
 
@@ -31,6 +35,13 @@ struct HostFile {
     control: OwnedFd,
     /// The GPU's own file, held open.
     _gpu: Option<File>,
+}
+
+/// How many files a process has open whose names begin like that; none if that cannot be seen.
+fn open_files(pid: u32, begin: &str) -> usize {
+    let Ok(all) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return 0 };
+    let names = all.take(MAX_LISTED).flatten().filter_map(|f| std::fs::read_link(f.path()).ok());
+    names.filter(|n| n.as_os_str().as_encoded_bytes().starts_with(begin.as_bytes())).count()
 }
 
 fn open(path: &str) -> Result<File> {
@@ -58,6 +69,10 @@ impl Rm for Host {
     fn may_log(&self) -> bool {
         let read = |of: &str| std::fs::read_to_string(format!("/proc/self/{of}")).unwrap_or_default();
         is_administrator(&read("status"), &read("uid_map"))
+    }
+
+    fn count_files(&self, pid: u32) -> usize {
+        open_files(pid, DRIVER)
     }
 
     fn processes(&self, finder: &mut Finder) -> Result<Vec<u32>> {
@@ -219,6 +234,20 @@ mod tests {
         assert!(!is_administrator(&status("0000000000000000"), all));
         assert!(!is_administrator(&status("000001ffffffffff"), "         0       1000          1\n"));
         assert!(!is_administrator("", ""));
+    }
+
+    #[test]
+    fn a_file_more_is_seen() {
+        let dir = tempfile::tempdir().unwrap();
+        let begin = dir.path().join("device").into_os_string().into_string().unwrap();
+        let files = || open_files(std::process::id(), &begin);
+        assert_eq!(files(), 0);
+        let one = std::fs::File::create(format!("{begin}0")).unwrap();
+        let two = std::fs::File::create(format!("{begin}ctl")).unwrap();
+        let _other = std::fs::File::create(dir.path().join("other")).unwrap();
+        assert_eq!(files(), 2);
+        drop((one, two));
+        assert_eq!((files(), open_files(u32::MAX, &begin)), (0, 0));
     }
 
     #[test]

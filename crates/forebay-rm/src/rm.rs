@@ -162,6 +162,9 @@ pub trait Rm: Send + Sync {
     /// [`Error::Process`].
     fn files_of(&self, pid: u32) -> Result<Vec<Box<dyn ControlFile>>>;
 
+    /// How many of the driver's files process `pid` has open; none where that cannot be seen. Whoever makes a channel opens one.
+    fn count_files(&self, pid: u32) -> usize;
+
     /// Whether this process may have the log of everybody's context switches. A request that is refused stops the driver's
     /// timer of whoever has the log of that GPU, so none is made in vain.
     fn may_log(&self) -> bool {

@@ -237,6 +237,22 @@ impl Target {
         &self.channels
     }
 
+    /// Whether its groups are there, with slices of `us` or those that they had when they were found: costs little beside a search.
+    ///
+    /// # Errors
+    /// [`Error::Process`].
+    pub fn is_as_found(&self, own: &Client, us: Option<u64>) -> Result<bool> {
+        let files = own.rm().files_of(self.pid)?;
+        let slice = |g: &ChannelGroup| {
+            // A client lives on one of the files; the others refuse.
+            files.iter().find_map(|file| {
+                let (mut p, Handle { client, object }) = (Timeslice::default(), g.handle);
+                control(&**file, "get time slice", client, object, CMD_GET_TIMESLICE, &mut p).ok().map(|()| p.us)
+            })
+        };
+        Ok(self.groups.iter().all(|g| slice(g) == Some(us.unwrap_or(g.slice_us))))
+    }
+
     /// The handle of the group or device that an object hangs from.
     ///
     /// # Errors
@@ -324,6 +340,14 @@ pub struct Suspension {
 }
 
 impl Suspension {
+    /// Takes it off once more: channels that were made anew with the handles of former ones are on the GPU.
+    ///
+    /// # Errors
+    /// What the driver refused.
+    pub fn again(&self) -> Result<()> {
+        self.own.schedule(&self.channels, false)
+    }
+
     /// Lets the process back on the GPU.
     ///
     /// # Errors

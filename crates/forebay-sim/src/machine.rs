@@ -1,8 +1,9 @@
 //! A machine with several GPUs: the service whole, as its daemon runs it, on the fake driver. What it hears of processes,
 //! of time and of GPUs it hears late, or wrongly, or not at all.
 //!
-//! Programs come, each on some of the GPUs, begin to use another one, pause, change class, and die; some ends are heard of
-//! late, and then the number may be somebody else's already. GPUs fall off. The service is killed (its guardian gives back
+//! Programs come, each on some of the GPUs, begin to use another one, end what they have on one and make it anew, are moved
+//! off all of theirs and come back, pause, change class, and die; some ends are heard of late, and then the number may be
+//! somebody else's already. GPUs fall off. The service is killed (its guardian gives back
 //! what it had taken, and the next one has what was saved), is kept from running for a while, and its clock jumps. The GPUs'
 //! logs lose records, or are forgotten by the driver. Other programs come to the driver and go. After every calm stretch,
 //! on each GPU that is there:
@@ -11,7 +12,8 @@
 //! 3. suspended programs have had nothing;
 //! 4. the kernels of an interactive program with a short one every few milliseconds are done within 700 µs for each such program, but for one in
 //!    a hundred;
-//! 5. the service knows exactly the programs that are on it, and their classes; of a GPU that has fallen off it knows none;
+//! 5. the service knows exactly the programs that are on it, and their classes; of a GPU that has fallen off it knows none,
+//!    and it remembers nobody who has ended;
 //! 6. there is nothing at the driver but what programs have, and one client and one log of the service's for each GPU;
 //! 7. what the service said is what was to be said: once of each GPU that fell off, of its log when that was forgotten.
 //!
@@ -51,10 +53,18 @@ struct Program {
     class: Class,
     load: Load,
     working: bool,
-    /// The GPUs that it is on.
-    on: BTreeSet<usize>,
+    /// The GPUs that it is on, with how many channel groups and channels in each.
+    on: BTreeMap<usize, (usize, usize)>,
+    /// It was moved off them; until then (µs) the service does not know.
+    away: Option<u64>,
     /// It is interactive, with a short kernel now and then.
     calls: bool,
+}
+
+impl Program {
+    fn asks(&self) -> Load {
+        if self.working { self.load } else { Load::IDLE }
+    }
 }
 
 struct Machine {
@@ -155,7 +165,8 @@ impl Machine {
         let call = Load { kernel_us: CALL_US, depth: 1, think_us };
         let load = if calls { call } else { Load::saturating(kernel_us) };
         self.rm.start(pid, 0, 0, Load::IDLE);
-        self.programs.insert(pid, Program { class: Class::Normal, load, working: true, on: BTreeSet::new(), calls });
+        let (class, on) = (Class::Normal, BTreeMap::new());
+        self.programs.insert(pid, Program { class, load, working: true, on, away: None, calls });
         self.begin_to_use(pid);
         if self.rng.bool() {
             self.begin_to_use(pid);
@@ -169,10 +180,46 @@ impl Machine {
     fn begin_to_use(&mut self, pid: u32) {
         let there = self.there();
         let gpu = there[self.rng.usize(0..there.len())];
-        let (groups, channels) = (self.rng.usize(1..4), self.rng.usize(1..6));
+        let shape = self.shape();
+        let Some(p) = self.programs.get_mut(&pid).filter(|p| !p.on.contains_key(&gpu)) else { return };
+        p.on.insert(gpu, shape);
+        self.rm.use_gpu(gpu, pid, shape.0, shape.1, p.asks());
+    }
+
+    /// How many channel groups a program has on a GPU, and channels in each.
+    fn shape(&mut self) -> (usize, usize) {
+        (self.rng.usize(1..4), self.rng.usize(1..6))
+    }
+
+    /// A program ends its context on a GPU and makes another one, maybe just like it.
+    fn begin_anew(&mut self, pid: u32) {
+        let other = self.shape();
+        let (which, alike) = (self.rng.usize(0..3), self.rng.bool());
         let Some(p) = self.programs.get_mut(&pid) else { return };
-        if p.on.insert(gpu) {
-            self.rm.use_gpu(gpu, pid, groups, channels, if p.working { p.load } else { Load::IDLE });
+        let asks = p.asks();
+        let Some((gpu, shape)) = p.on.iter_mut().nth(which).filter(|(gpu, _)| !self.lost.contains(gpu)) else { return };
+        if !alike {
+            *shape = other;
+        }
+        self.rm.end_context(*gpu, pid);
+        self.rm.use_gpu(*gpu, pid, shape.0, shape.1, asks);
+    }
+
+    /// A program is moved off its GPUs, as by a checkpoint.
+    fn move_off(&mut self, pid: u32) {
+        let known_until = self.rm.now_us() + self.rng.u64(0..LATE_US);
+        self.rm.leave(pid);
+        self.programs.entry(pid).and_modify(|p| p.away = Some(known_until));
+    }
+
+    /// It is back, on those that are there.
+    fn move_back(&mut self, pid: u32) {
+        let Some(p) = self.programs.get_mut(&pid) else { return };
+        p.away = None;
+        p.on.retain(|gpu, _| !self.lost.contains(gpu));
+        self.rm.start(pid, 0, 0, Load::IDLE);
+        for (gpu, (groups, channels)) in &p.on {
+            self.rm.use_gpu(*gpu, pid, *groups, *channels, p.asks());
         }
     }
 
@@ -201,12 +248,18 @@ impl Machine {
     }
 
     fn event(&mut self) {
-        let what = self.rng.u32(0..14);
+        let what = self.rng.u32(0..17);
         self.hash = noted(self.hash, u64::from(what));
         for _ in 0..self.rng.usize(0..30) {
             drop(Client::open(std::sync::Arc::new(self.rm.clone()), self.there()[0] as u32));
         }
         let Some(pid) = self.any() else { return self.arrive() };
+        let is_away = self.programs[&pid].away.is_some();
+        match what {
+            2 | 3 | 9..14 => {}
+            _ if is_away => return self.move_back(pid),
+            _ => {}
+        }
         match what {
             0 | 1 => self.arrive(),
             2 => self.die(pid),
@@ -247,10 +300,12 @@ impl Machine {
                 self.rm.run(us);
                 self.ahead_ns += self.rng.u64(0..2) * self.rng.u64(0..JUMP_NS);
             }
-            _ => {
+            13 => {
                 self.rm.forget_logs();
                 self.forgotten.extend(self.there());
             }
+            14 => self.move_off(pid),
+            _ => self.begin_anew(pid),
         }
     }
 
@@ -289,7 +344,9 @@ impl Machine {
     }
 
     fn look(&mut self) {
-        let pids: Vec<u32> = self.programs.keys().copied().collect();
+        let now = self.rm.now_us();
+        let has = |p: &Program| p.away.is_none_or(|known_until| now < known_until);
+        let pids: Vec<u32> = self.programs.iter().filter(|(_, p)| has(p)).map(|(pid, _)| *pid).collect();
         let mut said = Vec::new();
         for gpu in 0..self.office.numbers.len() {
             said.extend(self.office.service.gpu_processes(gpu, &pids));
@@ -319,7 +376,7 @@ impl Machine {
             let active = p.working && p.class != Class::Suspended;
             (*pid, Member { id: u64::from(*pid), class, nice: 0, active })
         };
-        self.programs.iter().filter(|(_, p)| p.on.contains(&gpu)).map(of).collect()
+        self.programs.iter().filter(|(_, p)| p.away.is_none() && p.on.contains_key(&gpu)).map(of).collect()
     }
 
     fn judge(&mut self) {
@@ -360,19 +417,21 @@ impl Machine {
                 }
             }
         }
-        for (pid, p) in self.programs.iter().filter(|(_, p)| p.calls && p.working) {
+        let calls = |p: &Program| p.calls && p.working && p.away.is_none();
+        for (pid, p) in self.programs.iter().filter(|(_, p)| calls(p)) {
             let mut took = self.rm.latencies(*pid);
             took.sort_unstable();
             let p99 = took.get(took.len() * 99 / 100).copied();
-            let is_there = p.on.iter().any(|gpu| there.contains(gpu));
+            let is_there = p.on.keys().any(|gpu| there.contains(gpu));
             // It may have to wait for others of its kind.
-            let others = self.programs.values().filter(|p| p.calls && p.working).count() as u64;
+            let others = self.programs.values().filter(|p| calls(p)).count() as u64;
             if is_there && p99.is_none_or(|us| us > PROMPT_US * others) {
                 self.office.wrong(format!("interactive {pid} waited {p99:?} µs, of {} times", took.len()));
             }
         }
         self.judge_known(&there);
-        let (found, due) = ((self.rm.clients(), self.rm.logs()), (self.programs.len() + there.len(), there.len()));
+        let at_driver = self.programs.values().filter(|p| p.away.is_none()).count();
+        let (found, due) = ((self.rm.clients(), self.rm.logs()), (at_driver + there.len(), there.len()));
         if found != due {
             self.office.wrong(format!("the driver has {found:?} clients and logs of {due:?}"));
         }
@@ -403,6 +462,13 @@ impl Machine {
             let (more, less): (Vec<_>, Vec<_>) = (known.difference(&is).collect(), is.difference(&known).collect());
             self.office.wrong(format!("it knows {more:?}, which are not, and not {less:?}"));
         }
+        let saved = self.office.service.save();
+        let there = &self.office.service.world().processes;
+        let lives = |pid: u32, began: u64| there.get(&pid).is_some_and(|(about, _)| about.began == began);
+        let ended: Vec<u32> = saved.into_iter().filter(|s| !lives(s.pid, s.began)).map(|s| s.pid).collect();
+        if !ended.is_empty() {
+            self.office.wrong(format!("it remembers {ended:?}, which have ended"));
+        }
     }
 
     fn end(self) -> Outcome {
@@ -415,7 +481,7 @@ impl Machine {
             violations.extend(sliced.map(|p| format!("{p} was left with another slice on gpu{gpu}")));
         }
         let left = (rm.clients(), rm.logs(), rm.mappings(), rm.wrong_order());
-        if left != (programs.len(), 0, 0, 0) {
+        if left != (programs.values().filter(|p| p.away.is_none()).count(), 0, 0, 0) {
             violations.push(format!("clients, logs, mappings and what went in the wrong order: {left:?} are left"));
         }
         Outcome { hash, judged: STRETCHES, violations }
@@ -426,9 +492,12 @@ impl Machine {
 mod tests {
     use super::*;
 
+    /// Those that once found something.
+    const FOUND: [u64; 8] = [9214, 9636, 9808, 9829, 10_627, 10_775, 50_951, 51_207];
+
     #[test]
     fn the_oracles_are_content_with_the_service() {
-        for seed in 0..25 {
+        for seed in (0..25).chain(FOUND) {
             let o = run(seed, false);
             assert_eq!(o.violations, Vec::<String>::new(), "seed {seed}");
         }

@@ -61,6 +61,8 @@ pub struct LogMeter {
     flushes: bool,
     /// Records that were dropped or went missing before this log.
     lost: u64,
+    /// How often the log was opened anew.
+    reopened: u64,
     /// Longest stays since it was brought up to the moment last but one, and when that was; none where it is not at the moment.
     stays: Option<BTreeMap<u32, u64>>,
     moment_ns: u64,
@@ -89,6 +91,7 @@ impl LogMeter {
             trouble: None,
             flushes,
             lost: 0,
+            reopened: 0,
             stays: None,
             moment_ns: now_ns,
             recent: None,
@@ -124,6 +127,7 @@ impl LogMeter {
         self.lost += self.holds.missing;
         self.holds = Holds::new(self.now_ns);
         self.log = Some(log);
+        self.reopened += 1;
         Ok(())
     }
 
@@ -237,6 +241,10 @@ impl Meter for LogMeter {
 
     fn longest_stay_ns(&self, pid: u32) -> Option<u64> {
         Some(self.stays.as_ref()?.get(&pid).copied().unwrap_or(0))
+    }
+
+    fn gaps(&self) -> u64 {
+        self.lost() + self.reopened
     }
 
     fn contexts(&self, pid: u32) -> usize {

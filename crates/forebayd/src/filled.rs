@@ -82,6 +82,10 @@ impl<L: Meter, S: Meter> Meter for Filled<L, S> {
         self.log.longest_stay_ns(pid)
     }
 
+    fn gaps(&self) -> u64 {
+        self.log.gaps()
+    }
+
     fn contexts(&self, pid: u32) -> usize {
         self.log.contexts(pid)
     }

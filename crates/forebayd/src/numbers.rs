@@ -216,6 +216,10 @@ impl Meter for Numbers {
         self.log.longest_stay_ns(self.number_of(pid)?)
     }
 
+    fn gaps(&self) -> u64 {
+        self.log.gaps()
+    }
+
     fn contexts(&self, pid: u32) -> usize {
         self.number_of(pid).map_or(0, |number| self.log.contexts(number))
     }

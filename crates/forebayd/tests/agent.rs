@@ -7,7 +7,7 @@ use forebay_rm::fake::{FakeRm, Load};
 use forebay_rm::sys::{CMD_DISABLE_CHANNELS, CMD_FLUSH, CMD_SET_TIMESLICE};
 use forebay_rm::{Client, Target};
 use forebayd::accounts::LogMeter;
-use forebayd::agent::{Agent, BURST_WINDOW_NS, LET_ON_NS};
+use forebayd::agent::{Agent, BURST_WINDOW_NS, CHECK_NS, LET_ON_NS};
 
 /// Lets `us` pass in the agent's windows; the longest of them, ns.
 fn pass(rm: &FakeRm, agent: &mut Agent<LogMeter>, us: u64) -> u64 {
@@ -138,6 +138,187 @@ fn whoever_has_no_channels_is_looked_for_seldom_and_taken_in_once_it_has_some() 
     rm.kill(10);
     rm.start(10, 1, 1, Load::saturating(1000));
     agent.adopt(10, Class::Normal, 0).unwrap();
+}
+
+/// Two that fill turns, and a suspended one.
+fn two_in_turns() -> (FakeRm, Agent<LogMeter>) {
+    let rm = FakeRm::default();
+    for pid in [10, 20, 30] {
+        rm.start(pid, 1, 2, Load::saturating(1000));
+    }
+    let own = Arc::new(Client::open(Arc::new(rm.clone()), 0).unwrap());
+    let mut agent = Agent::new(own.clone(), LogMeter::open(own).unwrap());
+    agent.adopt(10, Class::Suspended, 0).unwrap();
+    agent.adopt(20, Class::Custom(250_000), 0).unwrap();
+    agent.adopt(30, Class::Normal, 0).unwrap();
+    pass(&rm, &mut agent, 3_000_000);
+    assert!(agent.has_turns() && rm.is_sliced(20) && rm.is_suspended(10));
+    (rm, agent)
+}
+
+/// The same, with looks for processes in between, as the service has them.
+fn pass_with(rm: &FakeRm, agent: &mut Agent<LogMeter>, us: u64, processes: &[(u32, Class)]) {
+    const LOOK_US: u64 = 150_000;
+    for _ in 0..us.div_ceil(LOOK_US) {
+        pass(rm, agent, LOOK_US);
+        for (pid, class) in processes {
+            agent.adopt(*pid, *class, 0).unwrap();
+        }
+    }
+}
+
+/// Ends what it has on the GPU and begins anew.
+fn renew(rm: &FakeRm, pid: u32, (groups, channels): (usize, usize)) {
+    rm.end_context(0, pid);
+    rm.use_gpu(0, pid, groups, channels, Load::saturating(1000));
+}
+
+/// As after `cuDevicePrimaryCtxReset`: the new context's channels have the old one's handles and its name in the log, and are
+/// on the GPU.
+#[test]
+fn whoever_makes_its_context_anew_stays_off_and_keeps_its_slices() {
+    let (rm, mut agent) = two_in_turns();
+    let mut all = [(10, Class::Suspended), (20, Class::Custom(250_000)), (30, Class::Normal)];
+    for shape in [(1, 2), (2, 2), (1, 1)] {
+        [10, 20].into_iter().for_each(|pid| renew(&rm, pid, shape));
+        assert!(!rm.is_suspended(10) && !rm.is_sliced(20));
+        // Until that is noticed. (A look at turns may be two seconds away.)
+        pass_with(&rm, &mut agent, CHECK_NS / 1000 + 2_500_000, &all);
+        let before = [10, 20, 30].map(|p| rm.gpu_time(p).unwrap());
+        pass_with(&rm, &mut agent, 4_000_000, &all);
+        let had = [0, 1, 2].map(|i| rm.gpu_time([10, 20, 30][i]).unwrap() - before[i]);
+        assert!(had[0] == 0 && had[1].abs_diff((had[1] + had[2]) / 4) < 60_000, "{shape:?}: {had:?} µs of 4 s");
+    }
+    // Beside somebody who is to come through at once.
+    rm.set_load(30, Load { kernel_us: 100, depth: 1, think_us: 4000 });
+    all[2].1 = Class::Interactive;
+    for shape in [(1, 1), (2, 2), (1, 2)] {
+        pass_with(&rm, &mut agent, 500_000, &all);
+        assert!(rm.is_sliced(20));
+        renew(&rm, 20, shape);
+        assert!(!rm.is_sliced(20));
+        pass_with(&rm, &mut agent, CHECK_NS / 1000 + 500_000, &all);
+        assert!(rm.is_sliced(20), "{shape:?}");
+    }
+}
+
+/// What the log would tell of it is not said while the driver has forgotten the log.
+#[test]
+fn whoever_makes_its_context_anew_while_the_log_is_not_there_is_noticed_when_it_is_back() {
+    let rm = FakeRm::default();
+    rm.be_silent_of_files();
+    rm.start(10, 1, 1, Load::saturating(1000));
+    let own = Arc::new(Client::open(Arc::new(rm.clone()), 0).unwrap());
+    let mut agent = Agent::new(own.clone(), LogMeter::open(own).unwrap());
+    agent.adopt(10, Class::Suspended, 0).unwrap();
+    pass(&rm, &mut agent, 500_000);
+    assert!(rm.is_suspended(10));
+    rm.forget_logs();
+    // With a channel more; the first one has the handle that it had.
+    renew(&rm, 10, (1, 2));
+    pass(&rm, &mut agent, 3_000_000);
+    let before = rm.gpu_time(10);
+    pass(&rm, &mut agent, 1_000_000);
+    assert!(rm.is_suspended(10) && rm.gpu_time(10) == before);
+}
+
+/// Its new context has the name of the former one in the log.
+#[test]
+fn whoever_comes_onto_the_gpu_while_it_is_off_has_other_channels() {
+    let rm = FakeRm::default();
+    rm.be_silent_of_files();
+    for pid in [10, 20] {
+        rm.start(pid, 1, 1, one_at_a_time(1000));
+    }
+    let own = Arc::new(Client::open(Arc::new(rm.clone()), 0).unwrap());
+    let mut agent = Agent::new(own.clone(), LogMeter::open(own).unwrap());
+    agent.adopt(10, Class::Custom(200_000), 0).unwrap();
+    agent.adopt(20, Class::Normal, 0).unwrap();
+    pass(&rm, &mut agent, 1_000_000);
+    rm.end_context(0, 10);
+    rm.use_gpu(0, 10, 1, 2, one_at_a_time(1000));
+    pass(&rm, &mut agent, CHECK_NS / 1000 + 500_000);
+    let before = [10, 20].map(|p| rm.gpu_time(p).unwrap());
+    pass(&rm, &mut agent, 4_000_000);
+    let had = [0, 1].map(|i| rm.gpu_time([10, 20][i]).unwrap() - before[i]);
+    assert!(had[0].abs_diff((had[0] + had[1]) / 5) < 60_000, "{had:?} µs of 4 s");
+}
+
+/// It is far below the newest of the driver's clients by then, and above the service's own: nobody looks for it there.
+#[test]
+fn whoever_cannot_be_taken_off_is_found_again_by_the_clients_that_it_had() {
+    let rm = FakeRm::default();
+    let own = Arc::new(Client::open(Arc::new(rm.clone()), 0).unwrap());
+    let others = || (0..300).for_each(|_| drop(Client::open(Arc::new(rm.clone()), 0).unwrap()));
+    others();
+    for pid in [10, 20] {
+        rm.start(pid, 1, 2, one_at_a_time(1000));
+    }
+    let mut agent = Agent::new(own.clone(), LogMeter::open(own).unwrap());
+    agent.adopt(10, Class::Normal, 0).unwrap();
+    agent.adopt(20, Class::Normal, 0).unwrap();
+    pass(&rm, &mut agent, 1_000_000);
+    others();
+    // Of the channels to be taken off one is not there.
+    rm.end_context(0, 10);
+    rm.use_gpu(0, 10, 1, 1, one_at_a_time(1000));
+    pass(&rm, &mut agent, 200_000);
+    assert!(!agent.shares().contains_key(&10));
+    agent.adopt(10, Class::Normal, 0).unwrap();
+}
+
+/// The log has seen both names before, and nothing of what was there is different: only the driver's files are more.
+#[test]
+fn a_second_context_with_a_name_that_the_log_knows_is_seen_by_the_files_that_it_takes() {
+    let rm = FakeRm::default();
+    rm.start(10, 1, 1, Load { kernel_us: 100, depth: 1, think_us: 4000 });
+    rm.start(20, 1, 1, Load::saturating(5000));
+    let own = Arc::new(Client::open(Arc::new(rm.clone()), 0).unwrap());
+    let mut agent = Agent::new(own.clone(), LogMeter::open(own).unwrap());
+    let all = [(10, Class::Interactive), (20, Class::Normal)];
+    all.iter().for_each(|(pid, class)| agent.adopt(*pid, *class, 0).unwrap());
+    let second = || rm.use_gpu(0, 20, 1, 1, Load::saturating(5000));
+    let first_only = || {
+        rm.end_context(0, 20);
+        rm.use_gpu(0, 20, 1, 1, Load::saturating(5000));
+    };
+    second();
+    pass_with(&rm, &mut agent, 2_000_000, &all);
+    first_only();
+    pass_with(&rm, &mut agent, 2_000_000, &all);
+    second();
+    pass_with(&rm, &mut agent, 2_000_000, &all);
+    rm.latencies(10);
+    pass_with(&rm, &mut agent, 2_000_000, &all);
+    let mut took = rm.latencies(10);
+    took.sort_unstable();
+    let p99 = took[took.len() * 99 / 100];
+    assert!(p99 <= 700, "{p99} µs, of {} times", took.len());
+}
+
+/// The service was kept from running, with an interactive program's context on the GPU all the while.
+#[test]
+fn a_window_that_ends_late_is_not_at_the_cost_of_the_reserve() {
+    let rm = FakeRm::default();
+    rm.start(10, 1, 1, Load { kernel_us: 100, depth: 1, think_us: 4000 });
+    rm.start(20, 1, 1, Load::saturating(1000));
+    let own = Arc::new(Client::open(Arc::new(rm.clone()), 0).unwrap());
+    let mut agent = Agent::new(own.clone(), LogMeter::open(own).unwrap());
+    agent.adopt(10, Class::Interactive, 0).unwrap();
+    agent.adopt(20, Class::Normal, 0).unwrap();
+    pass(&rm, &mut agent, 1_000_000);
+    agent.begin().unwrap();
+    rm.run(10_000);
+    rm.set_load(20, Load::IDLE);
+    rm.run(1_490_000);
+    agent.end(1_500_000_000);
+    rm.set_load(20, Load::saturating(1000));
+    rm.latencies(10);
+    pass(&rm, &mut agent, 1_000_000);
+    let mut took = rm.latencies(10);
+    took.sort_unstable();
+    let p99 = took[took.len() * 99 / 100];
+    assert!(p99 <= 700, "{p99} µs, of {} times", took.len());
 }
 
 #[test]

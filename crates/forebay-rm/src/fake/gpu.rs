@@ -40,6 +40,8 @@ impl Load {
 
 struct Group {
     pid: u32,
+    /// What the log calls it: the lowest number that is nobody's, so that a later one may have it.
+    context: u32,
     load: Load,
     slice_us: u64,
     channels: usize,
@@ -80,8 +82,8 @@ pub struct Gpu {
     /// Who holds the GPU, and how much of the slice is used.
     holder: Option<(usize, u64)>,
     switches: u64,
-    /// Whose context is on the GPU: process and group, which may have gone since.
-    resident: Option<(u32, usize)>,
+    /// What is on the GPU: process and context, which may have gone since.
+    resident: Option<(u32, u32)>,
     changes: Vec<Change>,
     /// Nothing runs, and whatever is asked of it is refused with this status: it has fallen off the bus, for one.
     pub(super) refuses: Option<u32>,
@@ -93,8 +95,11 @@ impl Gpu {
         self.next += 1;
         let waiting = if load.kernel_us > 0 { load.depth } else { 0 };
         let waiting = (0..waiting).map(|_| self.now_us).collect();
+        let taken: HashSet<u32> = self.groups.values().map(|g| g.context).collect();
+        let context = (1..).find(|c| !taken.contains(c)).unwrap_or_default();
         let group = Group {
             pid,
+            context,
             load,
             slice_us: DEFAULT_SLICE_US,
             channels: 0,
@@ -218,11 +223,11 @@ impl Gpu {
     /// The context of `to` comes onto the GPU at `at_us`, that of whoever was there has gone when the switch began.
     fn load(&mut self, to: usize, at_us: u64) {
         let began = at_us.saturating_sub(SWITCH_US);
-        let pid = self.groups.get(&to).map_or(0, |g| g.pid);
-        if let Some((pid, group)) = self.resident.replace((pid, to)) {
-            self.changes.push(Change { at_us: began, pid, context: group as u32, begins: false });
+        let (pid, context) = self.groups.get(&to).map_or((0, 0), |g| (g.pid, g.context));
+        if let Some((pid, context)) = self.resident.replace((pid, context)) {
+            self.changes.push(Change { at_us: began, pid, context, begins: false });
         }
-        self.changes.push(Change { at_us, pid, context: to as u32, begins: true });
+        self.changes.push(Change { at_us, pid, context, begins: true });
     }
 
     fn arrive(&mut self) {

@@ -68,6 +68,8 @@ struct State {
     unprivileged: bool,
     /// Which GPU something is of is not said.
     silent_of_gpus: bool,
+    /// How many files a process has open is not seen.
+    silent_of_files: bool,
     /// Calls take the GPUs' time.
     calls_take_time: bool,
 }
@@ -89,6 +91,11 @@ struct ClientState {
     /// On which it was made. The client goes when the last duplicate has gone.
     file: Weak<FileId>,
     objects: BTreeMap<RawHandle, Object>,
+}
+
+/// Whether it was made on one of these.
+fn is_of(c: &ClientState, files: &[Arc<FileId>]) -> bool {
+    files.iter().any(|f| std::ptr::eq(c.file.as_ptr(), Arc::as_ptr(f)))
 }
 
 struct Object {
@@ -139,6 +146,7 @@ impl FakeRm {
             apart: 0,
             unprivileged: false,
             silent_of_gpus: false,
+            silent_of_files: false,
             calls_take_time: false,
         })))
     }
@@ -193,9 +201,8 @@ impl FakeRm {
         let mut s = self.lock();
         let State { clients, gpus, processes, .. } = &mut *s;
         let files = processes.get(&pid).map_or(&[][..], Vec::as_slice);
-        let own = |c: &&mut ClientState| files.iter().any(|f| std::ptr::eq(c.file.as_ptr(), Arc::as_ptr(f)));
         // The last one that it made.
-        let Some(client) = clients.values_mut().filter(own).last() else { return };
+        let Some(client) = clients.values_mut().filter(|c| is_of(c, files)).last() else { return };
         let mut next = client.objects.keys().next_back().copied().unwrap_or(FIRST_OBJECT);
         let is_device = |o: &Object| o.class == CLASS_DEVICE && o.gpu == on;
         let device = client.objects.iter().find(|(_, o)| is_device(o)).map_or(0, |(h, _)| *h);
@@ -213,6 +220,29 @@ impl FakeRm {
                 gpus[on].add_channel(number);
             }
         }
+    }
+
+    /// A process ends a context that it has on GPU number `on`: its channels there go. It keeps its clients, where those that
+    /// it makes next may have the same handles.
+    pub fn end_context(&self, on: usize, pid: u32) {
+        let mut s = self.lock();
+        let State { clients, gpus, processes, .. } = &mut *s;
+        let files = processes.get(&pid).map_or(&[][..], Vec::as_slice);
+        for client in clients.values_mut().filter(|c| is_of(c, files)) {
+            client.objects.retain(|_, o| {
+                let goes = o.gpu == on && o.group.is_some();
+                o.group.filter(|_| goes).into_iter().for_each(|g| gpus[on].remove(g));
+                !goes
+            });
+        }
+    }
+
+    /// A process lets go of all that it has at the driver, and lives on: it was moved off its GPUs. It is back by
+    /// [`FakeRm::start`].
+    pub fn leave(&self, pid: u32) {
+        self.lock().processes.entry(pid).and_modify(Vec::clear);
+        // What went with its files is noticed by the next lock.
+        drop(self.lock());
     }
 
     /// From now on the process asks for this.
@@ -376,6 +406,11 @@ impl FakeRm {
         self.lock().unprivileged = true;
     }
 
+    /// From now on nobody sees how many files a process has open.
+    pub fn be_silent_of_files(&self) {
+        self.lock().silent_of_files = true;
+    }
+
     /// From now on nobody is told which GPU a subdevice is of.
     pub fn be_silent_of_gpus(&self) {
         self.lock().silent_of_gpus = true;
@@ -428,7 +463,17 @@ impl Rm for FakeRm {
     }
 
     fn processes(&self, _: &mut Finder) -> Result<Vec<u32>> {
-        Ok(self.lock().processes.keys().copied().collect())
+        let s = self.lock();
+        Ok(s.processes.iter().filter(|(_, files)| !files.is_empty()).map(|(pid, _)| *pid).collect())
+    }
+
+    /// The control files, and one for each channel.
+    fn count_files(&self, pid: u32) -> usize {
+        let s = self.lock();
+        let seen = s.processes.get(&pid).filter(|_| !s.silent_of_files);
+        let files = seen.map_or(&[][..], Vec::as_slice);
+        let own = s.clients.values().filter(|c| is_of(c, files));
+        files.len() + own.flat_map(|c| c.objects.values()).filter(|o| o.class == CLASS_CHANNEL).count()
     }
 
     fn files_of(&self, pid: u32) -> Result<Vec<Box<dyn ControlFile>>> {

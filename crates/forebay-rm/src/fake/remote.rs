@@ -53,6 +53,7 @@ const CLOSE: u32 = 8;
 const GPU_TIME: u32 = 9;
 const MAP_SYSTEM: u32 = 10;
 const UNMAP: u32 = 11;
+const COUNT_FILES: u32 = 12;
 
 /// Answers connections at `path` from `rm` until the process ends.
 ///
@@ -111,6 +112,7 @@ fn answer(rm: &FakeRm, mut stream: UnixStream) -> io::Result<()> {
                 let t = rm.gpu_time(argument);
                 write_frame(&mut stream, &[if t.is_some() { &good } else { &bad }, &t.unwrap_or(0).to_le_bytes()])?;
             }
+            COUNT_FILES => write_frame(&mut stream, &[&good, &(rm.count_files(argument) as u32).to_le_bytes()])?,
             CONTROL | ALLOC | FREE | CARDS | MAP_SYSTEM | UNMAP => {
                 let Some(f) = files.get(&argument) else {
                     write_frame(&mut stream, &[&bad])?;
@@ -217,6 +219,10 @@ impl Rm for RemoteRm {
     fn files_of(&self, pid: u32) -> Result<Vec<Box<dyn ControlFile>>> {
         let all = ask(&self.0, FILES_OF, pid, &[]).map_err(|why| Error::Process { pid, why })?;
         Ok(words(&all).into_iter().map(|f| self.file(f)).collect())
+    }
+
+    fn count_files(&self, pid: u32) -> usize {
+        ask(&self.0, COUNT_FILES, pid, &[]).map_or(0, |n| word(&n, 0) as usize)
     }
 
     fn cards(&self) -> Result<Vec<Card>> {

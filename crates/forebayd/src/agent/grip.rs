@@ -83,6 +83,11 @@ pub trait Grip {
         Vec::new()
     }
 
+    /// Whether it may have other channels than when it was looked into: a look that costs little, and may be wrong.
+    fn may_be_other(&mut self) -> bool {
+        false
+    }
+
     /// More of it has been on the GPU than when it was looked into: once again. False when it cannot be steered any more:
     /// it is on the GPU then, and nothing of it in the ledger.
     #[must_use]

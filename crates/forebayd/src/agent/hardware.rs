@@ -36,10 +36,8 @@ fn is_left(us: u64) -> bool {
 const LOOKS: (u32, u32) = (20, 4);
 /// The same for the search for its clients: the kernel's log has a line for each that is not there.
 const SEARCHES: (u32, u32) = (3, 128);
-/// What the driver's files begin with.
-const DRIVER: &str = "/dev/nvidia";
-/// Most files of a process that are looked at for that.
-const MAX_FILES: usize = 4096;
+/// One with channels is looked into again whenever it has another number of the driver's files, so many times, then more seldom.
+const CHANGES: (u32, u32) = (20, 32);
 /// Most such processes that are remembered.
 const MAX_WAITING: usize = 1024;
 
@@ -76,13 +74,6 @@ impl Waiting {
     }
 }
 
-/// How many files a process has open whose names begin like that; none if that cannot be seen.
-fn open_files(pid: u32, begin: &str) -> usize {
-    let Ok(all) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return 0 };
-    let names = all.take(MAX_FILES).flatten().filter_map(|f| std::fs::read_link(f.path()).ok());
-    names.filter(|n| n.as_os_str().as_encoded_bytes().starts_with(begin.as_bytes())).count()
-}
-
 /// Whether it is the turn of this one: always at first, then every second, fourth, and so on.
 fn is_due(n: u32, (always, most): (u32, u32)) -> bool {
     n.is_multiple_of((n / always).max(1).next_power_of_two().min(most))
@@ -109,7 +100,7 @@ impl Reach for Hardware {
             waiting.clear();
         }
         let w = waiting.entry(pid).or_default();
-        let n = w.ask(open_files(pid, DRIVER));
+        let n = w.ask(self.own.rm().count_files(pid));
         let further = w.search.further > 0;
         if !further && !is_due(n, LOOKS) {
             return Err(Refused::Driver(Error::NoChannels { pid, files: 0, calls: 0 }));
@@ -118,7 +109,8 @@ impl Reach for Hardware {
         let (own, ledger) = (self.own.clone(), self.ledger.clone());
         let target = enter(&own, pid, known, ledger.as_ref(), &mut w.search)?;
         let search = waiting.remove(&pid).unwrap_or_default().search;
-        Ok(Box::new(Process { own, target, search, ledger, off: None, slices: None }))
+        let files = Files { open: own.rm().count_files(pid), changes: 0 };
+        Ok(Box::new(Process { own, target, search, ledger, off: None, slices: None, files }))
     }
 
     fn lets_on_first(&self) -> bool {
@@ -161,6 +153,13 @@ struct Process {
     off: Option<Suspension>,
     /// Slices that are not its own, of so many µs.
     slices: Option<(u64, Slices)>,
+    files: Files,
+}
+
+/// How many of the driver's files a process has open, and how often that was another number since its channels were others.
+struct Files {
+    open: usize,
+    changes: u32,
 }
 
 impl Grip for Process {
@@ -215,14 +214,28 @@ impl Grip for Process {
         self.slices.is_some()
     }
 
+    fn may_be_other(&mut self) -> bool {
+        let open = self.own.rm().count_files(self.target.pid());
+        if open != self.files.open {
+            self.files = Files { open, changes: self.files.changes.wrapping_add(1) };
+            if is_due(self.files.changes, CHANGES) {
+                return true;
+            }
+        }
+        // Slices that are not known are set the next time.
+        let us = self.slices.as_ref().map(|(us, _)| *us);
+        us != Some(0) && self.target.is_as_found(&self.own, us).is_ok_and(|is| !is)
+    }
+
     fn look_again(&mut self, known: &HashSet<RawHandle>) -> bool {
         // One that cannot be looked into has gone, or is steered as it was.
         self.search.nowhere_else = false;
         let mut search = self.search.clone();
         let Ok(now) = Target::search(&self.own, self.target.pid(), known, &mut search) else { return true };
         if now.channels() == self.target.channels() {
-            return true;
+            return self.hold_again(now);
         }
+        self.files.changes = 0;
         self.let_go();
         search.nowhere_else = true;
         self.search = search;
@@ -239,6 +252,21 @@ impl Grip for Process {
 impl Process {
     fn strike_groups(&self) {
         self.ledger.iter().for_each(|l| l.strike_groups(self.target.groups()));
+    }
+
+    /// Its channels have the handles that they had, and may have been made anew: on the GPU, with slices of their own. False if
+    /// it cannot be held.
+    fn hold_again(&mut self, now: Target) -> bool {
+        if self.slices.is_none() {
+            self.target = now;
+        } else if let Some((is, slices)) = &mut self.slices
+            && now.groups().iter().any(|g| g.slice_us != *is)
+            && slices.set(*is).is_err()
+        {
+            // Not known: they are set the next time.
+            *is = 0;
+        }
+        self.off.as_ref().is_none_or(|off| off.again().is_ok())
     }
 
     /// On the GPU first, with its own slices, out of the ledger then.
@@ -279,21 +307,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_more_is_seen() {
-        let dir = tempfile::tempdir().unwrap();
-        let begin = dir.path().join("device").into_os_string().into_string().unwrap();
-        let files = || open_files(std::process::id(), &begin);
-        assert_eq!(files(), 0);
-        let one = std::fs::File::create(format!("{begin}0")).unwrap();
-        let two = std::fs::File::create(format!("{begin}ctl")).unwrap();
-        let _other = std::fs::File::create(dir.path().join("other")).unwrap();
-        assert_eq!(files(), 2);
-        // It is looked into again whenever that is asked for.
+    fn with_another_number_of_files_it_is_asked_for_from_the_beginning() {
         let mut w = Waiting::default();
         let asked: Vec<u32> = [2, 2, 2, 1, 1].into_iter().map(|n| w.ask(n)).collect();
         assert_eq!(asked, [0, 1, 2, 0, 1]);
-        drop((one, two));
-        assert_eq!((files(), open_files(u32::MAX, &begin)), (0, 0));
     }
 
     #[test]

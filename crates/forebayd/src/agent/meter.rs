@@ -48,6 +48,11 @@ pub trait Meter {
         None
     }
 
+    /// How often something may have come onto the GPU without being told of, so far.
+    fn gaps(&self) -> u64 {
+        0
+    }
+
     /// How many channel groups of it have been on the GPU; 0 where nobody counts that.
     fn contexts(&self, pid: u32) -> usize {
         let _ = pid;
@@ -100,6 +105,10 @@ impl<M: Meter + ?Sized> Meter for Box<M> {
 
     fn longest_stay_ns(&self, pid: u32) -> Option<u64> {
         (**self).longest_stay_ns(pid)
+    }
+
+    fn gaps(&self) -> u64 {
+        (**self).gaps()
     }
 
     fn contexts(&self, pid: u32) -> usize {

@@ -28,8 +28,12 @@
 //! 10. Who should be on the GPU is let on every [`LET_ON_NS`], whoever took it off: on drivers of today anybody with access to
 //!     the device can suspend others.
 //! 11. Where everybody with work fills turns, there are turns of such lengths in the windows' place: see `turns`.
-//! 12. A process that has gone is forgotten at the next thing that is done to it. One that has made channel groups since it
-//!     was adopted is looked into again.
+//! 12. A process that has gone, or has nothing on the GPU any more, is forgotten at the next thing that is done to it, or when
+//!     it is not among those who have the driver open. One that has made channel groups since it was adopted is looked into
+//!     again, and so is one that may have made them anew: those may have the handles of the former ones, whose suspension and slices
+//!     they do not have, and in the log their contexts' names. It is noticed by what is new in the log; and every [`CHECK_NS`] by
+//!     coming onto the GPU while it is off, by slices that are not what they were, by the number of the driver's files that
+//!     it has, or because the log has gaps.
 
 mod grip;
 mod hardware;
@@ -76,6 +80,8 @@ pub const GUEST_NS: u64 = 5_000_000;
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 /// Between two times that everybody who should be on the GPU is let on.
 pub const LET_ON_NS: u64 = 5_000_000_000;
+/// Between two looks whether somebody has other channels than are known: a tenth of a millisecond for each process.
+pub const CHECK_NS: u64 = 1_000_000_000;
 
 /// Why a process was not adopted.
 #[derive(Debug)]
@@ -109,6 +115,9 @@ pub struct Agent<M> {
     turns: Turns,
     /// Time since everybody was let on.
     since_let_on_ns: u64,
+    /// Time since it was looked whether anybody has other channels, and what the log had missed then.
+    since_checked_ns: u64,
+    gaps: u64,
     /// Goes through fractions of 2^64 that have no period (multiples of the golden section).
     fraction: u64,
     /// Length of the windows, averaged: for the share that a process has had lately.
@@ -162,6 +171,8 @@ impl<M: Meter> Agent<M> {
             alone: (0, 0),
             turns: Turns::default(),
             since_let_on_ns: 0,
+            since_checked_ns: 0,
+            gaps: 0,
             fraction: 0,
             passed_ns: 0,
         }
@@ -289,6 +300,13 @@ impl<M: Meter> Agent<M> {
         self.meter.forget(pid);
     }
 
+    /// A process has gone, or what it had there; adopted anew at the next look if it is there, by the clients that it had.
+    fn lose(&mut self, pid: u32) {
+        let clients = self.clients_of(pid);
+        self.forget(pid);
+        self.reach.remember(pid, &clients);
+    }
+
     /// The processes, and the share of each now, in millionths.
     pub fn shares(&self) -> BTreeMap<u32, u64> {
         self.divider.members().map(|(m, share)| (m.id as u32, share)).collect()
@@ -359,13 +377,38 @@ impl<M: Meter> Agent<M> {
             }
         }
         for pid in gone {
-            self.forget(pid);
+            self.lose(pid);
         }
         self.window
     }
 
+    /// Rule 12, for what the log does not tell of: those who may be on the GPU with other channels than are known.
+    fn check(&mut self, passed_ns: u64) -> Vec<u32> {
+        self.since_checked_ns += passed_ns;
+        if self.since_checked_ns < CHECK_NS {
+            return Vec::new();
+        }
+        self.since_checked_ns = 0;
+        let gaps = std::mem::replace(&mut self.gaps, self.meter.gaps()) != self.gaps;
+        let mut others = Vec::new();
+        for (&pid, p) in &mut self.processes {
+            let slipped = std::mem::take(&mut p.slipped);
+            if p.grip.may_be_other() || gaps || slipped {
+                others.push(pid);
+            }
+        }
+        others
+    }
+
     /// Ends the window, which lasted `passed_ns`: charges what was used, and notices who is idle and who is not.
     pub fn end(&mut self, passed_ns: u64) {
+        let mut others = self.end_window(passed_ns);
+        others.extend(self.check(passed_ns));
+        self.look_into(others);
+    }
+
+    /// Those who have made channels since they were looked into come back.
+    fn end_window(&mut self, passed_ns: u64) -> Vec<u32> {
         let (owner, guest, checks) = (self.window.take(), self.guest.take(), std::mem::take(&mut self.checks));
         let same = owner.is_some_and(|w| w.owner == self.alone.0);
         self.alone = (owner.map_or(0, |w| w.owner), if same { self.alone.1 + passed_ns } else { passed_ns });
@@ -382,7 +425,7 @@ impl<M: Meter> Agent<M> {
         self.meter.refresh(owner.is_some());
         if turns::is_of_all(owner) {
             self.look_at_turns(passed_ns);
-            return;
+            return Vec::new();
         }
         let first = |id: u64| {
             let p = self.processes.get(&(id as u32));
@@ -413,7 +456,9 @@ impl<M: Meter> Agent<M> {
                 // Where nobody else came it held the GPU, with work or without.
                 let unopposed = !self.burst && self.meter.longest_stay_ns(pid).is_some() && of_others(pid) == 0;
                 let contended = contended && !unopposed;
-                p.reserve.pass(passed_ns, if contended { used } else { 0 });
+                // That a window ended late is nothing that it did; it may have held the GPU without work, too.
+                let most = owner.map_or(u64::MAX, |w| w.length_ns);
+                p.reserve.pass(passed_ns, if contended { used.min(most) } else { 0 });
                 if !self.burst {
                     p.bursts = contended && used > 0 && away.is_some_and(|a| a < BURST_AWAY_NS);
                 }
@@ -473,17 +518,19 @@ impl<M: Meter> Agent<M> {
             self.turns.disturb();
         }
         for pid in gone {
-            self.forget(pid);
+            self.lose(pid);
         }
-        for pid in more {
+        more
+    }
+
+    /// Looks into processes again; those who cannot be steered as they are, are adopted anew at the next look for processes.
+    fn look_into(&mut self, pids: Vec<u32>) {
+        for pid in pids {
             let (contexts, known) = (self.meter.contexts(pid), self.clients(Some(pid)));
-            let p = self.processes.get_mut(&pid);
-            if p.is_some_and(|p| {
-                p.contexts = contexts;
-                !p.grip.look_again(&known)
-            }) {
-                // Adopted anew at the next look, if it is still there.
-                self.forget(pid);
+            let Some(p) = self.processes.get_mut(&pid) else { continue };
+            p.contexts = contexts;
+            if !p.grip.look_again(&known) {
+                self.lose(pid);
             }
         }
     }

@@ -39,6 +39,8 @@ pub(super) struct Process {
     pub(super) fills: bool,
     /// How often it had come onto the GPU when it was looked at last.
     came: Option<u64>,
+    /// It came onto the GPU while it was off.
+    pub(super) slipped: bool,
 }
 
 impl Process {
@@ -58,6 +60,7 @@ impl Process {
             light: Light::default(),
             fills: false,
             came: None,
+            slipped: false,
         }
     }
 
@@ -73,7 +76,9 @@ impl Process {
     pub(super) fn came_since<M: Meter>(&mut self, meter: &M, pid: u32) -> Option<u64> {
         let now = meter.switches(pid);
         let before = std::mem::replace(&mut self.came, now);
-        Some(now?.saturating_sub(before?))
+        let times = now?.saturating_sub(before?);
+        self.slipped |= times > 0 && self.is_off() && !self.taken_off;
+        Some(times)
     }
 
     /// Its use is so much by now, at the end of so much time; how much of that is of this time. Whoever was off has used

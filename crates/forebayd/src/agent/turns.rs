@@ -132,7 +132,7 @@ impl<M: Meter> Agent<M> {
             }
         }
         if !set || !gone.is_empty() {
-            gone.into_iter().for_each(|pid| self.forget(pid));
+            gone.into_iter().for_each(|pid| self.lose(pid));
             if !set {
                 self.turns.fail();
             }
@@ -174,7 +174,7 @@ impl<M: Meter> Agent<M> {
         }
         let fill = self.processes.iter().all(|(pid, p)| p.fills || self.divider.share(u64::from(*pid)) == 0);
         calm &= gone.is_empty();
-        gone.into_iter().for_each(|pid| self.forget(pid));
+        gone.into_iter().for_each(|pid| self.lose(pid));
         self.turns.looks = self.turns.looks.saturating_add(1);
         self.turns.lasted_ns = self.turns.lasted_ns.saturating_add(passed_ns);
         if !self.turns.are {

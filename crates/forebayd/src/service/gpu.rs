@@ -41,6 +41,8 @@ pub(super) struct Gpu {
     /// Processes whose channels were not found: how often its log had seen their number, and at how many looks in between they had
     /// come onto it.
     unfound: BTreeMap<u32, (u64, u32)>,
+    /// Processes that are known here and were not on the list at the last look.
+    absent: BTreeSet<u32>,
     /// Whether somebody says who has how much of its memory.
     pub(super) has_memory: bool,
     /// Processes that had more than their limit of it, at so many looks in a row.
@@ -65,6 +67,16 @@ impl Meter for Nowhere {
 }
 
 impl Gpu {
+    /// Lets go of those who live and have the driver open no more, as one whose memory was moved off. At the second look: a
+    /// list may miss one.
+    fn let_go(&mut self, listed: &[u32]) {
+        let absent: BTreeSet<u32> = self.agent.shares().into_keys().filter(|p| !listed.contains(p)).collect();
+        for &pid in absent.intersection(&self.absent) {
+            self.agent.forget(pid);
+        }
+        self.absent = absent;
+    }
+
     /// Lets go of everybody, and of the GPU itself.
     fn lose(&mut self) {
         self.agent = Agent::by(Box::new(Nowhere), Box::new(Nowhere) as Box<dyn Meter>, PERIOD_NS);
@@ -92,14 +104,15 @@ impl<W: World> Service<W> {
         let about = wire::Device { name: wire::short_name(name), index: index as u8, units: 1, level };
         let (window, refused, lowered) = ((self.now_ns, self.now_ns), BTreeSet::new(), BTreeSet::new());
         let (unfound, over) = (BTreeMap::new(), BTreeMap::new());
-        let (glance_ns, lost) = (0, false);
-        let g = Gpu { about, agent, source, window, glance_ns, refused, lowered, unfound, has_memory, over, lost };
+        let (glance_ns, absent, lost) = (0, BTreeSet::new(), false);
+        let g =
+            Gpu { about, agent, source, window, glance_ns, refused, lowered, unfound, absent, has_memory, over, lost };
         self.gpus.push(g);
         Some(self.gpus.len() - 1)
     }
 
-    /// These processes have the GPU's driver open. Those that are new are adopted, with the class that they have; what
-    /// went wrong comes back, once for each.
+    /// These processes have the GPU's driver open. Those that are new are adopted, with the class that they have, and those
+    /// that have not any more are let go of; what went wrong comes back, once for each.
     pub fn gpu_processes(&mut self, gpu: usize, pids: &[u32]) -> Vec<String> {
         let mut wrong = Vec::new();
         let Some(g) = self.gpus.get_mut(gpu).filter(|g| !g.lost) else { return wrong };
@@ -108,6 +121,7 @@ impl<W: World> Service<W> {
             let then = "nobody is steered there any more, until the service starts anew with the GPU back";
             return vec![format!("{} has fallen off, or is being reset: {why}; {then}", g.about.name)];
         }
+        g.let_go(pids);
         let known = g.agent.shares();
         wrong.extend(self.raise(gpu));
         let Some(g) = self.gpus.get_mut(gpu) else { return wrong };
@@ -406,6 +420,31 @@ mod tests {
         [10, 20].into_iter().for_each(|pid| rm.use_gpu(0, pid, 1, 2, Load::saturating(1000)));
         s.gpu_processes(0, &[10, 20]);
         assert_eq!(s.gpus[0].agent.shares().into_keys().collect::<Vec<_>>(), [10, 20]);
+    }
+
+    /// As by `forebay checkpoint`, and `restore`.
+    #[test]
+    fn a_program_that_is_moved_off_keeps_its_class_and_nothing_is_kept_for_it_meanwhile() {
+        let rm = FakeRm::default();
+        [10, 20].into_iter().for_each(|pid| rm.start(pid, 1, 2, Load::saturating(1000)));
+        let mut s = service_of(&rm, &[0]);
+        let root = crate::service::Peer { pid: 1, uid: 0, privileged: true };
+        s.set(root, 10, Some(Class::Custom(600_000)), None).unwrap();
+        let shares = |s: &Service<Few>| s.gpus[0].agent.shares();
+        assert!(s.gpu_processes(0, &[10, 20]).is_empty());
+        let both = shares(&s);
+        assert_eq!(both, BTreeMap::from([(10, 600_000), (20, 400_000)]));
+        rm.leave(10);
+        // A list may miss one.
+        s.gpu_processes(0, &[20]);
+        s.gpu_processes(0, &[10, 20]);
+        s.gpu_processes(0, &[20]);
+        assert_eq!(shares(&s), both);
+        assert!(s.gpu_processes(0, &[20]).is_empty());
+        assert_eq!(shares(&s), BTreeMap::from([(20, WHOLE)]));
+        rm.start(10, 1, 2, Load::saturating(1000));
+        assert!(s.gpu_processes(0, &[10, 20]).is_empty());
+        assert_eq!(shares(&s), both);
     }
 
     /// One program on both of two GPUs, beside one on each: each GPU is divided for itself.
