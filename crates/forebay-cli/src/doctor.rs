@@ -18,6 +18,10 @@ use crate::sharing::{Actor, Stage};
 
 /// What `forebay doctor` takes.
 #[derive(clap::Args)]
+#[command(after_help = "Examples:
+  forebay doctor
+  forebay doctor --calibrate         when graphs should copy by what is measured now
+  sudo \"$(command -v forebay)\" doctor   tries what of dividing a GPU works, on two programs of its own")]
 pub struct Options {
     /// Measure every way of moving data to and from each device (two seconds a device) and keep the result, by which
     /// graphs and streams choose from then on

@@ -10,11 +10,15 @@ use forebay::{Datablock, Elem, Graph, Runtime, Snapshot};
 #[derive(clap::Subcommand)]
 pub enum GraphCommand {
     /// Check a graph file without running it
+    #[command(after_help = "Example:
+  forebay graph check g.toml         a mistake is told with its line and column")]
     Check {
         /// The file
         file: PathBuf,
     },
     /// Run a graph file: feeds get zeros, or numbers from files, and drains are summarised
+    #[command(after_help = "Example:
+  forebay graph run g.toml --blocks 100 --feed blur.x=picture.f32 --feed blur.weights=weights.f32")]
     Run {
         /// The file
         file: PathBuf,
@@ -26,6 +30,8 @@ pub enum GraphCommand {
         feed: Vec<String>,
     },
     /// Draw a graph file as SVG or DOT, by the ending of the output's name
+    #[command(after_help = "Example:
+  forebay graph draw g.toml -o g.svg --run 10")]
     Draw {
         /// The file
         file: PathBuf,

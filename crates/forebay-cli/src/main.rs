@@ -30,11 +30,20 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Run a demonstration
+    #[command(after_help = "Examples:
+  forebay demo gesture               two cameras, a point cloud, gestures; on a GPU when there is one
+  forebay demo sharing               an interactive program beside one that takes everything")]
     Demo {
         #[command(subcommand)]
         demo: demo::Demo,
     },
     /// Check, run and draw graph files
+    #[command(after_help = "Examples:
+  forebay graph check examples/6_graph_file.toml
+  forebay graph run examples/6_graph_file.toml --blocks 100
+  forebay graph draw examples/6_graph_file.toml -o graph.svg --run 10
+
+docs/graph-files.md says what a file may have in it.")]
     Graph {
         #[command(subcommand)]
         graph: graph::GraphCommand,
@@ -54,19 +63,38 @@ enum Command {
     /// Change how running programs are served
     Set(service::set::Options),
     /// Take programs off their devices
+    #[command(
+        after_help = "A program is taken off a GPU that the service divides in the middle of a kernel; on other devices it begins nothing
+more. Your own programs; any, as root or in the group `forebay`.
+
+Example:
+  forebay suspend 4711 && ./the-urgent-one; forebay resume 4711"
+    )]
     Suspend(service::set::Pids),
     /// Let suspended programs go on
+    #[command(after_help = "They have the class again that they had.
+
+Example:
+  forebay resume 4711 4712")]
     Resume(service::set::Pids),
     /// Move programs' GPU memory to the host's, for others to have the room
     Checkpoint(service::checkpoint::Options),
     /// Bring such programs back
     Restore(service::checkpoint::Restore),
     /// Show, draw or forget what adaptive placement has learned
+    #[command(after_help = "Examples:
+  forebay model show                 every task and device, with predictions
+  forebay model plot --out pictures
+  forebay model reset blur           after a change of what it does that its kernels do not show")]
     Model {
         #[command(subcommand)]
         model: model::ModelCommand,
     },
     /// Measure Forebay against its peers
+    #[command(after_help = "Examples:
+  forebay bench dispatch             against TBB and StarPU, where they are installed
+  forebay bench transfer --out results
+  forebay bench report results       one page of all that is there")]
     Bench {
         #[command(subcommand)]
         bench: bench::Bench,
@@ -114,6 +142,27 @@ fn main() -> ExitCode {
         Err(e) => {
             eprintln!("forebay: {e}");
             ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::Cli;
+
+    /// Each command's help, and that of each command below it; `bench` has those of its own in one.
+    #[test]
+    fn help_has_examples() {
+        let mut cli = Cli::command();
+        cli.build();
+        for command in cli.get_subcommands().filter(|c| c.get_name() != "help") {
+            let below = command.get_subcommands().filter(|_| command.get_name() != "bench");
+            for c in std::iter::once(command).chain(below).filter(|c| !c.is_hide_set() && c.get_name() != "help") {
+                let help = c.clone().render_long_help().to_string();
+                assert!(help.contains("Example"), "{}: {help}", c.get_name());
+            }
         }
     }
 }

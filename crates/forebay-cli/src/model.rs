@@ -10,6 +10,8 @@ use crate::plot::{self, Series};
 /// What to do with the models.
 #[derive(Subcommand)]
 pub enum ModelCommand {
+    #[command(after_help = "Example:
+  forebay model show blur --json")]
     /// List tasks, devices, and what invocations are predicted to take with all of the device
     Show {
         /// Only this task
@@ -18,11 +20,15 @@ pub enum ModelCommand {
         #[arg(long)]
         json: bool,
     },
+    #[command(after_help = "Example:
+  forebay model reset blur")]
     /// Forget what was learned
     Reset {
         /// Of this task; of all without
         task: Option<String>,
     },
+    #[command(after_help = "Example:
+  forebay model plot blur --out pictures")]
     /// Draw measured and predicted times over sizes, one SVG for each task
     Plot {
         /// Only this task

@@ -31,6 +31,10 @@ pub struct Options {
 
 /// Options of `forebay restore`.
 #[derive(clap::Args)]
+#[command(after_help = "There must be as much free memory on its GPUs as it had; else it stays as it is.
+
+Example:
+  forebay restore 4711")]
 pub struct Restore {
     /// The processes
     #[arg(required = true, value_name = "PID")]

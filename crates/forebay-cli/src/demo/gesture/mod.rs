@@ -29,6 +29,11 @@ const MAX_LATENCIES: u64 = 1 << 16;
 
 /// Options of the demo.
 #[derive(clap::Args)]
+#[command(after_help = "Examples:
+  forebay demo gesture               the recordings, at the cameras' rate
+  forebay demo gesture --rate max --device cpu
+  forebay demo gesture --camera /dev/video0 --calibration cameras.toml --uinput
+  forebay demo gesture --trace t.pftrace    for ui.perfetto.dev")]
 pub struct Options {
     /// Where the kernels run: cpu, opencl, cuda, or auto for the best there is
     #[arg(long, default_value = "auto")]
