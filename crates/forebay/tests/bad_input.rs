@@ -118,6 +118,11 @@ fn a_kernel_that_does_not_compile_shows_the_log_and_the_line() {
     let a = g.add(Task::new("broken").input("x", t()).output("y", t()).portable(source, "k")).unwrap();
     let (_, _) = (g.feed((a, "x"), 1).unwrap(), g.drain((a, "y"), 1).unwrap());
     names(rt.start(g).map(|_| ()), &["broken", "source line 2", "y[0] = x[0] +;"]);
+    let mut g = Graph::new("g");
+    let many = Launch::new(Source::Portable("KERNEL void k() {}".into()), "k", vec![Arg::U32(0); 49]);
+    let a = g.add(Task::new("many").output("y", t()).kernels(Kind::OpenCl, [many])).unwrap();
+    let _ = g.drain((a, "y"), 1).unwrap();
+    names(rt.start(g).map(|_| ()), &["many", "\"k\"", "more than 48 arguments"]);
     // Wrong arguments are refused when the kernel is first called, and end that graph alone.
     let source = "KERNEL void k(GLOBAL const float *x, GLOBAL float *y, uint n) { if (n) y[0] = x[0]; }";
     let mut g = Graph::new("g");

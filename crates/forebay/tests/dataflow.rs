@@ -192,6 +192,17 @@ fn bounded_iteration_works_without_unrolling() {
 }
 
 #[test]
+fn an_iteration_group_of_none_is_an_error_that_names_the_port() {
+    let (g, x0, n, out) = looped(true);
+    let run = Runtime::builder().cpu_only().build().unwrap().start(g).unwrap();
+    push(&run, n.unwrap(), 0);
+    push(&run, x0, 3);
+    let why = run.pull_timeout(out, Duration::from_secs(20)).unwrap_err().to_string();
+    assert!(why.contains("\"step\"") && why.contains("n asks for 0 iterations"), "{why}");
+    assert_eq!(run.state(), GraphState::Failed);
+}
+
+#[test]
 fn latching_predicates_open_and_close_on_stream_marks() {
     let rt = Runtime::builder().cpu_only().build().unwrap();
     let mut g = Graph::new("gates");

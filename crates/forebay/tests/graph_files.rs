@@ -186,29 +186,37 @@ from = "turn.x"
 fn a_kernel_gets_its_arguments_in_the_file_or_beside_it() {
     const KERNEL: &str =
         "KERNEL void blend(GLOBAL const float *x, GLOBAL float *kept, GLOBAL float *y, uint columns, uint rows,
-                 uint records, uint k, uint plus, int minus, float times) {
+                 uint records, uint k, int i0, float f, ulong w, uint plus, int minus, float times) {
   uint i = gid_y() * columns + gid_x();
   if (gid_x() >= columns || gid_y() >= rows) return;
   kept[i] = i < records ? x[i] * times : 0.0f;
-  y[i] = kept[i] + (float)(k + plus) + (float)minus;
+  y[i] = kept[i] + (float)(k + plus) + (float)minus + (float)i0 + f + (float)(w >> 33);
 }";
     let text = |kernel: &str| {
         format!(
             r#"
 [[task]]
 name = "t"
-inputs = [{{ name = "x", type = "f32<=8" }}, {{ name = "k", type = "u32", kind = "meta" }}]
+inputs = [{{ name = "x", type = "f32<=8" }}, {{ name = "k", type = "u32", kind = "meta" }},
+    {{ name = "i", type = "i32", kind = "meta" }}, {{ name = "f", type = "f32", kind = "meta" }},
+    {{ name = "w", type = "u64", kind = "meta" }}]
 outputs = [{{ name = "y", type = "f32[8]" }}]
 scratch = [{{ name = "kept", bytes = 32 }}]
 geometry = [4, 2]
 [task.kernel]
 {kernel}
 entry = "blend"
-args = ["x", "kept", "y", "items.x", "items.y", "records.x", "meta.k", "u32:100", "i32:-30", "f32:0.5"]
+args = ["x", "kept", "y", "items.x", "items.y", "records.x", "meta.k", "meta.i", "meta.f", "meta.w", "u32:100", "i32:-30", "f32:0.5"]
 [[feed]]
 to = "t.x"
 [[feed]]
 to = "t.k"
+[[feed]]
+to = "t.i"
+[[feed]]
+to = "t.f"
+[[feed]]
+to = "t.w"
 [[drain]]
 from = "t.y"
 "#
@@ -219,7 +227,7 @@ from = "t.y"
     std::fs::write(dir.path().join("g.toml"), text("file = \"blend.cl\"")).unwrap();
     std::fs::write(dir.path().join("none.toml"), text("file = \"none.cl\"")).unwrap();
     let why = load(&dir.path().join("none.toml"), &Library::new()).err().unwrap().to_string();
-    assert!(why.contains("none.toml:8") && why.contains("none.cl"), "{why}");
+    assert!(why.contains("none.toml:10") && why.contains("none.cl"), "{why}");
     for kind in [Kind::OpenCl, Kind::Cuda] {
         let graphs = [
             load(&dir.path().join("g.toml"), &Library::new()).unwrap(),
@@ -233,14 +241,17 @@ from = "t.y"
                     continue;
                 }
             };
-            let [x, k] = ["t.x", "t.k"].map(|p| feed(&g, p));
+            let [x, k, i, f, w] = ["t.x", "t.k", "t.i", "t.f", "t.w"].map(|p| feed(&g, p));
             let y = drain(&g, "t.y");
             let run = rt.start(g).unwrap();
             for n in [5usize, 8, 1] {
                 let data: Vec<f32> = (0..n).map(|i| i as f32).collect();
                 run.push(x, Datablock::from_slice(Template::records::<f32>(8), &data).unwrap()).unwrap();
                 push(&run, k, 9u32);
-                let want: Vec<f32> = (0..8).map(|i| if i < n { i as f32 * 0.5 } else { 0.0 } + 79.0).collect();
+                push(&run, i, -5i32);
+                push(&run, f, 0.25f32);
+                push(&run, w, 3u64 << 33);
+                let want: Vec<f32> = (0..8).map(|i| if i < n { i as f32 * 0.5 } else { 0.0 } + 77.25).collect();
                 assert_eq!(pull::<f32>(&run, y), want, "{kind}");
             }
         }

@@ -97,4 +97,28 @@ mod tests {
         assert!((e.joules() - 2.6).abs() < 1e-9);
         std::fs::remove_dir_all(dir).unwrap();
     }
+
+    #[test]
+    fn energy_times_time_is_told_of_each_thing_that_was_done() {
+        let dir = tempfile::tempdir().unwrap();
+        let package = dir.path().join("intel-rapl:0");
+        std::fs::create_dir(&package).unwrap();
+        let set = |what: &str, n: u64| std::fs::write(package.join(what), n.to_string()).unwrap();
+        set("max_energy_range_uj", 10_000_000);
+        set("energy_uj", 1_000_000);
+        let count = crate::place::Counter::default();
+        let begun = std::time::Instant::now();
+        let mut tracker = count.energy_time(Energy::with(dir.path(), None).unwrap());
+        assert!(tracker().is_nan(), "nothing was done");
+        let from = std::time::Instant::now();
+        count.add(4);
+        set("energy_uj", 3_000_000);
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        let least = from.elapsed().as_secs_f64();
+        let said = tracker();
+        // Two joules for four.
+        let of = |seconds: f64| 0.5 * seconds / 4.0;
+        assert!((of(least)..=of(begun.elapsed().as_secs_f64())).contains(&said), "{said}");
+        assert!(tracker().is_nan());
+    }
 }
