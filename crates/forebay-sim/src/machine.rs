@@ -2,7 +2,7 @@
 //! of time and of GPUs it hears late, or wrongly, or not at all.
 //!
 //! Programs come, each on some of the GPUs, begin to use another one, end what they have on one and make it anew, are moved
-//! off all of theirs and come back, pause, change class, and die; some ends are heard of late, and then the number may be
+//! off all of theirs and come back, make others that have their files, pause, change class, and die; some ends are heard of late, and then the number may be
 //! somebody else's already. GPUs fall off. The service is killed (its guardian gives back
 //! what it had taken, and the next one has what was saved), is kept from running for a while, and its clock jumps. The GPUs'
 //! logs lose records, or are forgotten by the driver. Other programs come to the driver and go. After every calm stretch,
@@ -59,9 +59,15 @@ struct Program {
     away: Option<u64>,
     /// It is interactive, with a short kernel now and then.
     calls: bool,
+    /// Who made it with the driver open; it has nothing there itself, and ends with that one.
+    maker: Option<u32>,
 }
 
 impl Program {
+    fn has_client(&self) -> bool {
+        self.away.is_none() && self.maker.is_none()
+    }
+
     fn asks(&self) -> Load {
         if self.working { self.load } else { Load::IDLE }
     }
@@ -166,7 +172,7 @@ impl Machine {
         let load = if calls { call } else { Load::saturating(kernel_us) };
         self.rm.start(pid, 0, 0, Load::IDLE);
         let (class, on) = (Class::Normal, BTreeMap::new());
-        self.programs.insert(pid, Program { class, load, working: true, on, away: None, calls });
+        self.programs.insert(pid, Program { class, load, working: true, on, away: None, calls, maker: None });
         self.begin_to_use(pid);
         if self.rng.bool() {
             self.begin_to_use(pid);
@@ -181,9 +187,28 @@ impl Machine {
         let there = self.there();
         let gpu = there[self.rng.usize(0..there.len())];
         let shape = self.shape();
-        let Some(p) = self.programs.get_mut(&pid).filter(|p| !p.on.contains_key(&gpu)) else { return };
+        let may = |p: &&mut Program| p.maker.is_none() && !p.on.contains_key(&gpu);
+        let Some(p) = self.programs.get_mut(&pid).filter(may) else { return };
         p.on.insert(gpu, shape);
         self.rm.use_gpu(gpu, pid, shape.0, shape.1, p.asks());
+    }
+
+    /// A program makes another one, which has its files of the driver and uses none of them.
+    fn fork(&mut self, maker: u32) {
+        let Some(class) = self.programs.get(&maker).filter(|p| p.maker.is_none() && p.away.is_none()).map(|p| p.class)
+        else {
+            return;
+        };
+        let again = self.free.pop().filter(|_| self.rng.bool());
+        let pid = again.unwrap_or(self.next_pid);
+        self.next_pid += u32::from(again.is_none());
+        self.office.birth(pid, maker);
+        self.rm.fork(maker, pid);
+        // An absolute share is one program's own.
+        let class = if let Class::Custom(_) = class { Class::Normal } else { class };
+        let (load, on) = (Load::IDLE, BTreeMap::new());
+        let made = Program { class, load, working: false, on, away: None, calls: false, maker: Some(maker) };
+        self.programs.insert(pid, made);
     }
 
     /// How many channel groups a program has on a GPU, and channels in each.
@@ -207,6 +232,9 @@ impl Machine {
 
     /// A program is moved off its GPUs, as by a checkpoint.
     fn move_off(&mut self, pid: u32) {
+        if self.programs[&pid].maker.is_some() {
+            return;
+        }
         let known_until = self.rm.now_us() + self.rng.u64(0..LATE_US);
         self.rm.leave(pid);
         self.programs.entry(pid).and_modify(|p| p.away = Some(known_until));
@@ -230,6 +258,14 @@ impl Machine {
     }
 
     fn die(&mut self, pid: u32) {
+        let made: Vec<u32> = self.programs.iter().filter(|(_, p)| p.maker == Some(pid)).map(|(pid, _)| *pid).collect();
+        let first = self.rng.bool();
+        made.iter().filter(|_| first).for_each(|made| self.end_one(*made));
+        self.end_one(pid);
+        made.iter().filter(|_| !first).for_each(|made| self.end_one(*made));
+    }
+
+    fn end_one(&mut self, pid: u32) {
         let Some(_) = self.programs.remove(&pid) else { return };
         self.rm.kill(pid);
         let was = self.office.service.world().processes.remove(&pid);
@@ -248,7 +284,7 @@ impl Machine {
     }
 
     fn event(&mut self) {
-        let what = self.rng.u32(0..17);
+        let what = self.rng.u32(0..19);
         self.hash = noted(self.hash, u64::from(what));
         for _ in 0..self.rng.usize(0..30) {
             drop(Client::open(std::sync::Arc::new(self.rm.clone()), self.there()[0] as u32));
@@ -305,6 +341,7 @@ impl Machine {
                 self.forgotten.extend(self.there());
             }
             14 => self.move_off(pid),
+            17 | 18 => self.fork(pid),
             _ => self.begin_anew(pid),
         }
     }
@@ -430,7 +467,7 @@ impl Machine {
             }
         }
         self.judge_known(&there);
-        let at_driver = self.programs.values().filter(|p| p.away.is_none()).count();
+        let at_driver = self.programs.values().filter(|p| p.has_client()).count();
         let (found, due) = ((self.rm.clients(), self.rm.logs()), (at_driver + there.len(), there.len()));
         if found != due {
             self.office.wrong(format!("the driver has {found:?} clients and logs of {due:?}"));
@@ -481,7 +518,7 @@ impl Machine {
             violations.extend(sliced.map(|p| format!("{p} was left with another slice on gpu{gpu}")));
         }
         let left = (rm.clients(), rm.logs(), rm.mappings(), rm.wrong_order());
-        if left != (programs.values().filter(|p| p.away.is_none()).count(), 0, 0, 0) {
+        if left != (programs.values().filter(|p| p.has_client()).count(), 0, 0, 0) {
             violations.push(format!("clients, logs, mappings and what went in the wrong order: {left:?} are left"));
         }
         Outcome { hash, judged: STRETCHES, violations }
@@ -493,7 +530,7 @@ mod tests {
     use super::*;
 
     /// Those that once found something.
-    const FOUND: [u64; 8] = [9214, 9636, 9808, 9829, 10_627, 10_775, 50_951, 51_207];
+    const FOUND: [u64; 3] = [2421, 2818, 5228];
 
     #[test]
     fn the_oracles_are_content_with_the_service() {

@@ -240,9 +240,23 @@ impl FakeRm {
     /// A process lets go of all that it has at the driver, and lives on: it was moved off its GPUs. It is back by
     /// [`FakeRm::start`].
     pub fn leave(&self, pid: u32) {
-        self.lock().processes.entry(pid).and_modify(Vec::clear);
-        // What went with its files is noticed by the next lock.
-        drop(self.lock());
+        let mut s = self.lock();
+        let State { clients, gpus, processes, .. } = &mut *s;
+        let files = processes.get_mut(&pid).map(std::mem::take).unwrap_or_default();
+        // It gives back what it has: others may have its files open.
+        clients.retain(|_, c| {
+            let goes = is_of(c, &files);
+            let groups = c.objects.values().filter(|_| goes).filter_map(|o| Some((o.gpu, o.group?)));
+            groups.for_each(|(gpu, group)| gpus[gpu].remove(group));
+            !goes
+        });
+    }
+
+    /// A process makes another one, which has the files that it has open.
+    pub fn fork(&self, of: u32, pid: u32) {
+        let mut s = self.lock();
+        let files = s.processes.get(&of).cloned().unwrap_or_default();
+        s.processes.insert(pid, files);
     }
 
     /// From now on the process asks for this.

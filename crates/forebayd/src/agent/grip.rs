@@ -40,6 +40,11 @@ pub trait Reach {
         Vec::new()
     }
 
+    /// A process without channels may have some by now: it is not put off at the next look.
+    fn expect(&self, pid: u32) {
+        let _ = pid;
+    }
+
     /// A process is on the GPU and was not found: from now on it is looked for more widely. False when that is over, or
     /// there is no wider.
     fn look_further(&self, pid: u32) -> bool {
@@ -63,6 +68,14 @@ pub trait Grip {
     /// # Errors
     /// It has gone.
     fn suspend(&mut self) -> Result<(), Gone>;
+
+    /// It is off by our doing and stays so, and may be on the GPU all the same, which cannot be seen: takes it off once more.
+    ///
+    /// # Errors
+    /// It has gone, or has not any more what was taken off.
+    fn hold(&mut self) -> Result<(), Gone> {
+        Ok(())
+    }
 
     /// Lets it on the GPU, if it is off it.
     ///

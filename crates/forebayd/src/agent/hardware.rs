@@ -130,6 +130,10 @@ impl Reach for Hardware {
         self.waiting.borrow().get(&pid).map_or_else(Vec::new, |w| w.search.clients.clone())
     }
 
+    fn expect(&self, pid: u32) {
+        self.waiting.borrow_mut().entry(pid).and_modify(|w| w.asked = 0);
+    }
+
     fn look_further(&self, pid: u32) -> bool {
         let mut waiting = self.waiting.borrow_mut();
         let Some(w) = waiting.get_mut(&pid) else { return false };
@@ -176,6 +180,10 @@ impl Grip for Process {
             self.off = Some(self.target.suspend(&self.own).map_err(|_| Gone)?);
         }
         Ok(())
+    }
+
+    fn hold(&mut self) -> Result<(), Gone> {
+        self.off.as_ref().map_or(Ok(()), Suspension::again).map_err(|_| Gone)
     }
 
     fn resume(&mut self) -> Result<(), Gone> {
@@ -266,7 +274,7 @@ impl Process {
             // Not known: they are set the next time.
             *is = 0;
         }
-        self.off.as_ref().is_none_or(|off| off.again().is_ok())
+        self.hold().is_ok()
     }
 
     /// On the GPU first, with its own slices, out of the ledger then.

@@ -33,7 +33,7 @@
 //!     again, and so is one that may have made them anew: those may have the handles of the former ones, whose suspension and slices
 //!     they do not have, and in the log their contexts' names. It is noticed by what is new in the log; and every [`CHECK_NS`] by
 //!     coming onto the GPU while it is off, by slices that are not what they were, by the number of the driver's files that
-//!     it has, or because the log has gaps.
+//!     it has, or because the log has gaps. Whoever is to be off for good is taken off once more then, log or no log.
 
 mod grip;
 mod hardware;
@@ -251,6 +251,16 @@ impl<M: Meter> Agent<M> {
         self.reach.remember(pid, clients);
     }
 
+    /// What a process has is to be known: it is looked into if it may have other channels than before, or, without any, at the
+    /// next look.
+    pub fn expect(&mut self, pid: u32) {
+        match self.processes.get_mut(&pid).map(|p| p.grip.may_be_other()) {
+            Some(true) => self.look_into(vec![pid]),
+            Some(false) => {}
+            None => self.reach.expect(pid),
+        }
+    }
+
     /// A process is on the GPU and was not found ([`Reach::look_further`]).
     pub fn look_further(&self, pid: u32) -> bool {
         self.reach.look_further(pid)
@@ -393,7 +403,9 @@ impl<M: Meter> Agent<M> {
         let mut others = Vec::new();
         for (&pid, p) in &mut self.processes {
             let slipped = std::mem::take(&mut p.slipped);
-            if p.grip.may_be_other() || gaps || slipped {
+            // That it came onto the GPU may be what the log has lost.
+            let is_held = p.class != Class::Suspended || p.grip.hold().is_ok();
+            if p.grip.may_be_other() || gaps || slipped || !is_held {
                 others.push(pid);
             }
         }

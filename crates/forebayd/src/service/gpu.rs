@@ -123,10 +123,15 @@ impl<W: World> Service<W> {
         }
         g.let_go(pids);
         let known = g.agent.shares();
+        let is_first = |pid: &u32| !known.contains_key(pid) && !g.unfound.contains_key(pid);
+        let first: Vec<u32> = pids.iter().copied().filter(is_first).collect();
+        self.look_into_makers(gpu, first);
+        let Some(g) = self.gpus.get_mut(gpu) else { return wrong };
+        let known = g.agent.shares();
         wrong.extend(self.raise(gpu));
         let Some(g) = self.gpus.get_mut(gpu) else { return wrong };
         g.unfound.retain(|pid, _| pids.contains(pid) && !known.contains_key(pid));
-        for &pid in pids.iter().filter(|p| !known.contains_key(p)) {
+        for pid in self.oldest_first(pids.iter().copied().filter(|p| !known.contains_key(p))) {
             let (class, nice) = match self.known(pid) {
                 Ok(p) => (p.class, p.nice),
                 Err(_) => continue,
@@ -184,6 +189,24 @@ impl<W: World> Service<W> {
             }
         }
         wrong
+    }
+
+    /// Whoever was forked has the files of the driver that its parent had opened, and through them all that this has on the
+    /// GPU: before somebody is looked into for the first time, that is known, and of those who are new the older ones' comes
+    /// first.
+    fn look_into_makers(&mut self, gpu: usize, new: Vec<u32>) {
+        let parents: BTreeSet<u32> =
+            new.into_iter().filter_map(|pid| self.known(pid).ok().map(|p| p.about.parent)).collect();
+        if let Some(g) = self.gpus.get_mut(gpu) {
+            parents.into_iter().for_each(|pid| g.agent.expect(pid));
+        }
+    }
+
+    fn oldest_first(&mut self, pids: impl Iterator<Item = u32>) -> Vec<u32> {
+        let mut all: Vec<(u64, u32)> =
+            pids.filter_map(|pid| self.known(pid).ok().map(|p| (p.about.began, pid))).collect();
+        all.sort_unstable();
+        all.into_iter().map(|(_, pid)| pid).collect()
     }
 
     /// Whether a GPU has fallen off; what was opened for it elsewhere should be closed then.
@@ -279,8 +302,10 @@ mod tests {
     struct Few;
 
     impl World for Few {
-        fn describe(&mut self, _: u32) -> Option<Described> {
-            Some(Described { uid: 7, name: "p".into(), began: 1, parent: 1, nice: 0 })
+        fn describe(&mut self, pid: u32) -> Option<Described> {
+            // Numbers go round: 41 is of 40's, and 4 of 40's, too.
+            let (began, parent) = if [4, 41].contains(&pid) { (100, 40) } else { (u64::from(pid), 1) };
+            Some(Described { uid: 7, name: "p".into(), began, parent, nice: 0 })
         }
         fn cpu_time_ns(&mut self, _: u32) -> Option<u64> {
             Some(0)
@@ -420,6 +445,35 @@ mod tests {
         [10, 20].into_iter().for_each(|pid| rm.use_gpu(0, pid, 1, 2, Load::saturating(1000)));
         s.gpu_processes(0, &[10, 20]);
         assert_eq!(s.gpus[0].agent.shares().into_keys().collect::<Vec<_>>(), [10, 20]);
+    }
+
+    /// As the workers that load data for PyTorch: they have the files of whoever made them, and nothing of their own there.
+    #[test]
+    fn whoever_was_forked_is_not_taken_for_whoever_made_it() {
+        for late in [false, true] {
+            let rm = FakeRm::default();
+            rm.be_silent_of_files();
+            let mut s = service_of(&rm, &[0]);
+            rm.start(20, 1, 2, Load::saturating(1000));
+            rm.start(40, 0, 0, Load::IDLE);
+            if late {
+                // It has had the driver open for long, so that it is not looked into at each look.
+                (0..101).for_each(|_| drop(s.gpu_processes(0, &[20, 40])));
+            }
+            rm.use_gpu(0, 40, 1, 2, Load::saturating(1000));
+            [4, 41].into_iter().for_each(|pid| rm.fork(40, pid));
+            for _ in 0..3 {
+                assert!(s.gpu_processes(0, &[4, 41, 20, 40]).is_empty());
+                assert_eq!(s.gpus[0].agent.shares().into_keys().collect::<Vec<_>>(), [20, 40], "late: {late}");
+            }
+            // What they had the files of goes on when they end.
+            for pid in [4, 41] {
+                s.exited(pid);
+                rm.kill(pid);
+            }
+            s.gpu_processes(0, &[20, 40]);
+            assert_eq!(s.gpus[0].agent.shares().into_keys().collect::<Vec<_>>(), [20, 40]);
+        }
     }
 
     /// As by `forebay checkpoint`, and `restore`.
