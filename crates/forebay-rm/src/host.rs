@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 
 use bytemuck::Zeroable;
 use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
@@ -18,11 +19,11 @@ use crate::sys::{
 
 /// The driver's control file.
 pub const CONTROL_PATH: &str = "/dev/nvidiactl";
-/// Most control files of a process that are looked at.
+/// Most control files of a process that are taken.
 const MAX_FILES: usize = 64;
 /// What the names of the driver's files begin with.
 const DRIVER: &str = "/dev/nvidia";
-/// Most files of a process that are looked at to count those.
+/// Most files of a process that are looked at.
 const MAX_LISTED: usize = 4096;
 /// Times that a call is tried while the driver says "again".
 const MAX_TRIES: usize = 1000;
@@ -37,11 +38,16 @@ struct HostFile {
     _gpu: Option<File>,
 }
 
-/// How many files a process has open whose names begin like that; none if that cannot be seen.
-fn open_files(pid: u32, begin: &str) -> usize {
-    let Ok(all) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return 0 };
-    let names = all.take(MAX_LISTED).flatten().filter_map(|f| std::fs::read_link(f.path()).ok());
-    names.filter(|n| n.as_os_str().as_encoded_bytes().starts_with(begin.as_bytes())).count()
+/// The files that a process has open whose names begin like that, by number.
+fn open_files(pid: u32, begin: &str) -> io::Result<impl Iterator<Item = (i32, PathBuf)>> {
+    let all = std::fs::read_dir(format!("/proc/{pid}/fd"))?;
+    // Files come and go while they are listed.
+    let named = |f: io::Result<std::fs::DirEntry>| {
+        let f = f.ok()?;
+        Some((f.file_name().to_str()?.parse().ok()?, std::fs::read_link(f.path()).ok()?))
+    };
+    let is = move |(_, to): &(i32, PathBuf)| to.as_os_str().as_encoded_bytes().starts_with(begin.as_bytes());
+    Ok(all.take(MAX_LISTED).filter_map(named).filter(is))
 }
 
 fn open(path: &str) -> Result<File> {
@@ -72,34 +78,30 @@ impl Rm for Host {
     }
 
     fn count_files(&self, pid: u32) -> usize {
-        open_files(pid, DRIVER)
+        open_files(pid, DRIVER).map_or(0, Iterator::count)
     }
 
     fn processes(&self, finder: &mut Finder) -> Result<Vec<u32>> {
         finder.look().map_err(|why| Error::NoDriver { path: "/proc".into(), why })
     }
 
-    fn files_of(&self, pid: u32) -> Result<Vec<Box<dyn ControlFile>>> {
+    fn files_and_count(&self, pid: u32) -> Result<(Vec<Box<dyn ControlFile>>, usize)> {
         let failed = |why: io::Error| Error::Process { pid, why };
         let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
         let raw = raw.ok_or_else(|| failed(io::ErrorKind::InvalidInput.into()))?;
         // The pidfd comes first: whatever is found belongs to this process, not to a later one of the same number.
         let process = pidfd_open(raw, PidfdFlags::empty()).map_err(|e| failed(e.into()))?;
-        let mut out: Vec<Box<dyn ControlFile>> = Vec::new();
-        for entry in std::fs::read_dir(format!("/proc/{pid}/fd")).map_err(failed)? {
-            // Files come and go while they are listed.
-            let Ok(entry) = entry else { continue };
-            let number = entry.file_name().to_str().and_then(|n| n.parse::<i32>().ok());
-            let is_control = std::fs::read_link(entry.path()).is_ok_and(|to| to.as_os_str() == CONTROL_PATH);
-            let (Some(number), true) = (number, is_control) else { continue };
-            if let Ok(control) = pidfd_getfd(&process, number, PidfdGetfdFlags::empty()) {
+        let (mut out, mut count): (Vec<Box<dyn ControlFile>>, usize) = (Vec::new(), 0);
+        for (number, to) in open_files(pid, DRIVER).map_err(failed)? {
+            count += 1;
+            if to.as_os_str() == CONTROL_PATH
+                && out.len() < MAX_FILES
+                && let Ok(control) = pidfd_getfd(&process, number, PidfdGetfdFlags::empty())
+            {
                 out.push(Box::new(HostFile { control, _gpu: None }));
             }
-            if out.len() >= MAX_FILES {
-                break;
-            }
         }
-        Ok(out)
+        Ok((out, count))
     }
 }
 
@@ -240,14 +242,14 @@ mod tests {
     fn a_file_more_is_seen() {
         let dir = tempfile::tempdir().unwrap();
         let begin = dir.path().join("device").into_os_string().into_string().unwrap();
-        let files = || open_files(std::process::id(), &begin);
+        let files = || open_files(std::process::id(), &begin).unwrap().count();
         assert_eq!(files(), 0);
         let one = std::fs::File::create(format!("{begin}0")).unwrap();
         let two = std::fs::File::create(format!("{begin}ctl")).unwrap();
         let _other = std::fs::File::create(dir.path().join("other")).unwrap();
         assert_eq!(files(), 2);
         drop((one, two));
-        assert_eq!((files(), open_files(u32::MAX, &begin)), (0, 0));
+        assert!(files() == 0 && open_files(u32::MAX, &begin).is_err() && Host.count_files(u32::MAX) == 0);
     }
 
     #[test]

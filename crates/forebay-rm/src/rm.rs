@@ -160,9 +160,18 @@ pub trait Rm: Send + Sync {
     ///
     /// # Errors
     /// [`Error::Process`].
-    fn files_of(&self, pid: u32) -> Result<Vec<Box<dyn ControlFile>>>;
+    fn files_of(&self, pid: u32) -> Result<Vec<Box<dyn ControlFile>>> {
+        self.files_and_count(pid).map(|(files, _)| files)
+    }
 
-    /// How many of the driver's files process `pid` has open; none where that cannot be seen. Whoever makes a channel opens one.
+    /// The same, and how many of the driver's files it has open in all: whoever makes a channel opens one. Each file that the
+    /// process has is looked at, some microseconds.
+    ///
+    /// # Errors
+    /// [`Error::Process`].
+    fn files_and_count(&self, pid: u32) -> Result<(Vec<Box<dyn ControlFile>>, usize)>;
+
+    /// How many that is by itself; none where it cannot be seen.
     fn count_files(&self, pid: u32) -> usize;
 
     /// Whether this process may have the log of everybody's context switches. A request that is refused stops the driver's

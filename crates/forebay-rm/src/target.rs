@@ -237,12 +237,13 @@ impl Target {
         &self.channels
     }
 
-    /// Whether its groups are there, with slices of `us` or those that they had when they were found: costs little beside a search.
+    /// Whether its groups are there, with slices of `us` or those that they had when they were found, and how many of the
+    /// driver's files it has open: costs little beside a search.
     ///
     /// # Errors
     /// [`Error::Process`].
-    pub fn is_as_found(&self, own: &Client, us: Option<u64>) -> Result<bool> {
-        let files = own.rm().files_of(self.pid)?;
+    pub fn is_as_found(&self, own: &Client, us: Option<u64>) -> Result<(bool, usize)> {
+        let (files, open) = own.rm().files_and_count(self.pid)?;
         let slice = |g: &ChannelGroup| {
             // A client lives on one of the files; the others refuse.
             files.iter().find_map(|file| {
@@ -250,7 +251,7 @@ impl Target {
                 control(&**file, "get time slice", client, object, CMD_GET_TIMESLICE, &mut p).ok().map(|()| p.us)
             })
         };
-        Ok(self.groups.iter().all(|g| slice(g) == Some(us.unwrap_or(g.slice_us))))
+        Ok((self.groups.iter().all(|g| slice(g) == Some(us.unwrap_or(g.slice_us))), open))
     }
 
     /// The handle of the group or device that an object hangs from.

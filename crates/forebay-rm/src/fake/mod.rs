@@ -490,12 +490,13 @@ impl Rm for FakeRm {
         files.len() + own.flat_map(|c| c.objects.values()).filter(|o| o.class == CLASS_CHANNEL).count()
     }
 
-    fn files_of(&self, pid: u32) -> Result<Vec<Box<dyn ControlFile>>> {
+    fn files_and_count(&self, pid: u32) -> Result<(Vec<Box<dyn ControlFile>>, usize)> {
+        let count = self.count_files(pid);
         let s = self.lock();
         let files = s.processes.get(&pid);
         let files = files.ok_or_else(|| Error::Process { pid, why: io::ErrorKind::NotFound.into() })?;
         let file =
             |id: &Arc<FileId>| Box::new(FakeFile { rm: self.clone(), id: id.clone(), pid }) as Box<dyn ControlFile>;
-        Ok(files.iter().map(file).collect())
+        Ok((files.iter().map(file).collect(), count))
     }
 }

@@ -216,9 +216,9 @@ impl Rm for RemoteRm {
         ask(&self.0, OPEN, gpu, &[]).map(|f| self.file(word(&f, 0))).map_err(failed)
     }
 
-    fn files_of(&self, pid: u32) -> Result<Vec<Box<dyn ControlFile>>> {
+    fn files_and_count(&self, pid: u32) -> Result<(Vec<Box<dyn ControlFile>>, usize)> {
         let all = ask(&self.0, FILES_OF, pid, &[]).map_err(|why| Error::Process { pid, why })?;
-        Ok(words(&all).into_iter().map(|f| self.file(f)).collect())
+        Ok((words(&all).into_iter().map(|f| self.file(f)).collect(), self.count_files(pid)))
     }
 
     fn count_files(&self, pid: u32) -> usize {

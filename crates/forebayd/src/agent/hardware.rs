@@ -223,16 +223,15 @@ impl Grip for Process {
     }
 
     fn may_be_other(&mut self) -> bool {
-        let open = self.own.rm().count_files(self.target.pid());
-        if open != self.files.open {
-            self.files = Files { open, changes: self.files.changes.wrapping_add(1) };
-            if is_due(self.files.changes, CHANGES) {
-                return true;
-            }
-        }
         // Slices that are not known are set the next time.
         let us = self.slices.as_ref().map(|(us, _)| *us);
-        us != Some(0) && self.target.is_as_found(&self.own, us).is_ok_and(|is| !is)
+        // One that cannot be looked into has gone, which is noticed otherwise.
+        let Ok((is, open)) = self.target.is_as_found(&self.own, us) else { return false };
+        let changed = open != self.files.open;
+        if changed {
+            self.files = Files { open, changes: self.files.changes.wrapping_add(1) };
+        }
+        us != Some(0) && !is || changed && is_due(self.files.changes, CHANGES)
     }
 
     fn look_again(&mut self, known: &HashSet<RawHandle>) -> bool {

@@ -80,7 +80,7 @@ pub const GUEST_NS: u64 = 5_000_000;
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 /// Between two times that everybody who should be on the GPU is let on.
 pub const LET_ON_NS: u64 = 5_000_000_000;
-/// Between two looks whether somebody has other channels than are known: a tenth of a millisecond for each process.
+/// Between two looks whether somebody has other channels than are known: some microseconds for each file that a process has open.
 pub const CHECK_NS: u64 = 1_000_000_000;
 
 /// Why a process was not adopted.

@@ -123,7 +123,8 @@ impl<W: World> Service<W> {
         }
         g.let_go(pids);
         let known = g.agent.shares();
-        let is_first = |pid: &u32| !known.contains_key(pid) && !g.unfound.contains_key(pid);
+        let spoken = |pid: &u32| g.unfound.contains_key(pid) || g.refused.contains(pid);
+        let is_first = |pid: &u32| !known.contains_key(pid) && !spoken(pid);
         let first: Vec<u32> = pids.iter().copied().filter(is_first).collect();
         self.look_into_makers(gpu, first);
         let Some(g) = self.gpus.get_mut(gpu) else { return wrong };
