@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use forebay_policy::share::Class;
 use forebay_rm::fake::{FakeRm, Load};
-use forebay_rm::sys::{CMD_DISABLE_CHANNELS, CMD_FLUSH, CMD_SET_TIMESLICE};
+use forebay_rm::sys::{CMD_DISABLE_CHANNELS, CMD_FLUSH, CMD_HANDLE_INFO, CMD_SET_TIMESLICE};
 use forebay_rm::{Client, Target};
 use forebayd::accounts::LogMeter;
 use forebayd::agent::{Agent, BURST_WINDOW_NS, CHECK_NS, LET_ON_NS};
@@ -200,6 +200,33 @@ fn whoever_makes_its_context_anew_stays_off_and_keeps_its_slices() {
         pass_with(&rm, &mut agent, CHECK_NS / 1000 + 500_000, &all);
         assert!(rm.is_sliced(20), "{shape:?}");
     }
+}
+
+/// Somebody changes the slices of a process again and again, or the driver does not give them just as they are set: it is looked
+/// into more and more seldom, and nobody's clients are asked for in the kernel's log.
+#[test]
+fn slices_that_are_never_what_they_were_cost_little() {
+    let (rm, mut agent) = two_in_turns();
+    rm.set_load(30, Load { kernel_us: 100, depth: 1, think_us: 4000 });
+    agent.adopt(30, Class::Interactive, 0).unwrap();
+    pass(&rm, &mut agent, 2_000_000);
+    let other = Arc::new(Client::open(Arc::new(rm.clone()), 0).unwrap());
+    let target = Target::find(&other, 20, &Default::default()).unwrap();
+    let asked = || (rm.log_lines(), rm.calls(CMD_HANDLE_INFO));
+    let mut look = |rounds: u32| {
+        let before = asked();
+        for _ in 0..rounds {
+            std::mem::forget(target.slice(&other, 333).unwrap());
+            pass(&rm, &mut agent, CHECK_NS / 1000);
+        }
+        (asked().0 - before.0, asked().1 - before.1)
+    };
+    // A client of it is some five hundred questions.
+    let first = look(3);
+    assert!(first.0 == 0 && (500..3000).contains(&first.1), "{first:?}");
+    look(300);
+    let then = look(100);
+    assert!(then.0 == 0 && then.1 < 3 * 600, "{then:?}");
 }
 
 /// What the log would tell of it is not said while the driver has forgotten the log.

@@ -101,11 +101,12 @@ pub trait Grip {
         false
     }
 
-    /// More of it has been on the GPU than when it was looked into: once again. False when it cannot be steered any more:
-    /// it is on the GPU then, and nothing of it in the ledger.
+    /// More of it has been on the GPU than when it was looked into, or other things: once again, also where it had nothing
+    /// before, which leaves lines in the kernel's log, or there only if it has nothing else. False when it cannot be steered
+    /// any more: it is on the GPU then, and nothing of it in the ledger.
     #[must_use]
-    fn look_again(&mut self, known: &HashSet<RawHandle>) -> bool {
-        let _ = known;
+    fn look_again(&mut self, known: &HashSet<RawHandle>, widely: bool) -> bool {
+        let _ = (known, widely);
         true
     }
 }

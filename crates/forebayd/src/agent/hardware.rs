@@ -36,8 +36,9 @@ fn is_left(us: u64) -> bool {
 const LOOKS: (u32, u32) = (20, 4);
 /// The same for the search for its clients: the kernel's log has a line for each that is not there.
 const SEARCHES: (u32, u32) = (3, 128);
-/// One with channels is looked into again whenever it has another number of the driver's files, so many times, then more seldom.
-const CHANGES: (u32, u32) = (20, 32);
+/// One with channels is looked into again at so many looks in a row at which it has another number of the driver's files, or
+/// not what it had, and then more seldom: the driver may not give slices just as they were set.
+const ODD: (u32, u32) = (5, 64);
 /// Most such processes that are remembered.
 const MAX_WAITING: usize = 1024;
 
@@ -109,8 +110,8 @@ impl Reach for Hardware {
         let (own, ledger) = (self.own.clone(), self.ledger.clone());
         let target = enter(&own, pid, known, ledger.as_ref(), &mut w.search)?;
         let search = waiting.remove(&pid).unwrap_or_default().search;
-        let files = Files { open: own.rm().count_files(pid), changes: 0 };
-        Ok(Box::new(Process { own, target, search, ledger, off: None, slices: None, files }))
+        let files = own.rm().count_files(pid);
+        Ok(Box::new(Process { own, target, search, ledger, off: None, slices: None, files, odd: 0 }))
     }
 
     fn lets_on_first(&self) -> bool {
@@ -157,13 +158,10 @@ struct Process {
     off: Option<Suspension>,
     /// Slices that are not its own, of so many µs.
     slices: Option<(u64, Slices)>,
-    files: Files,
-}
-
-/// How many of the driver's files a process has open, and how often that was another number since its channels were others.
-struct Files {
-    open: usize,
-    changes: u32,
+    /// How many of the driver's files it has open.
+    files: usize,
+    /// Looks in a row at which something about it was not as it was.
+    odd: u32,
 }
 
 impl Grip for Process {
@@ -226,23 +224,31 @@ impl Grip for Process {
         // Slices that are not known are set the next time.
         let us = self.slices.as_ref().map(|(us, _)| *us);
         // One that cannot be looked into has gone, which is noticed otherwise.
-        let Ok((is, open)) = self.target.is_as_found(&self.own, us) else { return false };
-        let changed = open != self.files.open;
-        if changed {
-            self.files = Files { open, changes: self.files.changes.wrapping_add(1) };
+        let Ok((is, files)) = self.target.is_as_found(&self.own, us) else { return false };
+        if (is || us == Some(0)) && files == self.files {
+            self.odd = 0;
+            return false;
         }
-        us != Some(0) && !is || changed && is_due(self.files.changes, CHANGES)
+        self.files = files;
+        let n = self.odd;
+        self.odd = n.wrapping_add(1);
+        is_due(n, ODD)
     }
 
-    fn look_again(&mut self, known: &HashSet<RawHandle>) -> bool {
-        // One that cannot be looked into has gone, or is steered as it was.
-        self.search.nowhere_else = false;
+    fn look_again(&mut self, known: &HashSet<RawHandle>, widely: bool) -> bool {
         let mut search = self.search.clone();
-        let Ok(now) = Target::search(&self.own, self.target.pid(), known, &mut search) else { return true };
+        search.nowhere_else = !widely;
+        let mut now = Target::search(&self.own, self.target.pid(), known, &mut search);
+        if !widely && matches!(now, Err(Error::NoChannels { .. })) {
+            search = self.search.clone();
+            search.nowhere_else = false;
+            now = Target::search(&self.own, self.target.pid(), known, &mut search);
+        }
+        // One that cannot be looked into has gone, or is steered as it was.
+        let Ok(now) = now else { return true };
         if now.channels() == self.target.channels() {
             return self.hold_again(now);
         }
-        self.files.changes = 0;
         self.let_go();
         search.nowhere_else = true;
         self.search = search;

@@ -255,7 +255,7 @@ impl<M: Meter> Agent<M> {
     /// next look.
     pub fn expect(&mut self, pid: u32) {
         match self.processes.get_mut(&pid).map(|p| p.grip.may_be_other()) {
-            Some(true) => self.look_into(vec![pid]),
+            Some(true) => self.look_into([(pid, false)]),
             Some(false) => {}
             None => self.reach.expect(pid),
         }
@@ -393,7 +393,8 @@ impl<M: Meter> Agent<M> {
     }
 
     /// Rule 12, for what the log does not tell of: those who may be on the GPU with other channels than are known.
-    fn check(&mut self, passed_ns: u64) -> Vec<u32> {
+    /// And whether the log has to do with it, so that they are to be looked for widely.
+    fn check(&mut self, passed_ns: u64) -> Vec<(u32, bool)> {
         self.since_checked_ns += passed_ns;
         if self.since_checked_ns < CHECK_NS {
             return Vec::new();
@@ -405,8 +406,9 @@ impl<M: Meter> Agent<M> {
             let slipped = std::mem::take(&mut p.slipped);
             // That it came onto the GPU may be what the log has lost.
             let is_held = p.class != Class::Suspended || p.grip.hold().is_ok();
-            if p.grip.may_be_other() || gaps || slipped || !is_held {
-                others.push(pid);
+            let widely = gaps || slipped;
+            if p.grip.may_be_other() || widely || !is_held {
+                others.push((pid, widely));
             }
         }
         others
@@ -414,9 +416,9 @@ impl<M: Meter> Agent<M> {
 
     /// Ends the window, which lasted `passed_ns`: charges what was used, and notices who is idle and who is not.
     pub fn end(&mut self, passed_ns: u64) {
-        let mut others = self.end_window(passed_ns);
-        others.extend(self.check(passed_ns));
-        self.look_into(others);
+        let more = self.end_window(passed_ns);
+        let others = self.check(passed_ns);
+        self.look_into(more.into_iter().map(|pid| (pid, true)).chain(others));
     }
 
     /// Those who have made channels since they were looked into come back.
@@ -536,12 +538,12 @@ impl<M: Meter> Agent<M> {
     }
 
     /// Looks into processes again; those who cannot be steered as they are, are adopted anew at the next look for processes.
-    fn look_into(&mut self, pids: Vec<u32>) {
-        for pid in pids {
+    fn look_into(&mut self, pids: impl IntoIterator<Item = (u32, bool)>) {
+        for (pid, widely) in pids {
             let (contexts, known) = (self.meter.contexts(pid), self.clients(Some(pid)));
             let Some(p) = self.processes.get_mut(&pid) else { continue };
             p.contexts = contexts;
-            if !p.grip.look_again(&known) {
+            if !p.grip.look_again(&known, widely) {
                 self.lose(pid);
             }
         }
