@@ -29,9 +29,8 @@ use crate::{BEGIN, Outcome, noted};
 
 /// Allowed distance from a share, in millionths of the device.
 pub const TOLERANCE: u64 = 30_000;
-/// And more where an owner may have one short kernel at a time: whoever is let on beside it for 5 ms of 155 has them all, and
-/// 0.7 ms more until the driver has taken it off: 36 700 millionths.
-const GUESTS: u64 = 7_000;
+/// And more where an owner may have one short kernel at a time: whoever is let on beside it for 5 ms of 155 has them all.
+const GUESTS: u64 = 5_000;
 /// Length of a calm stretch, µs of virtual time.
 const STRETCH_US: u64 = 5_000_000;
 /// Time for the agent to notice what changed before a stretch is judged, µs.
@@ -396,7 +395,7 @@ mod tests {
     /// places at each. 74176: a light process beside an interactive one came often, as all slices were short, and had windows.
     /// 1795727999: owners of probes had one slice of 50 µs there, counted as idle, and were left on the GPU for the next 100 ms of
     /// one that never rests, which was charged a third of that and had its reserve for good.
-    const FOUND_SLOW: [u64; 5] = [17, 7000, 30_377, 74_176, 1_795_727_999];
+    const FOUND_SLOW: [u64; 6] = [17, 7000, 30_377, 74_176, 1_795_727_999, 1_795_755_599];
 
     #[test]
     fn they_are_content_with_turns_too() {

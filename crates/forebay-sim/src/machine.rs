@@ -32,7 +32,7 @@ use crate::{BEGIN, Outcome, noted};
 
 /// Allowed distance from a share, in millionths of a GPU: three points, and a half as whoever is let on for 5 ms of 155 beside a
 /// lone owner may stay until the driver has taken it off.
-pub const TOLERANCE: u64 = 37_000;
+pub const TOLERANCE: u64 = 35_000;
 const STRETCH_US: u64 = 4_000_000;
 /// Until what changed has settled, µs: a log that was forgotten is opened anew after one second of the clock.
 const SETTLE_US: u64 = 2_000_000;
