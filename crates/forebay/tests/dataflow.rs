@@ -155,6 +155,47 @@ fn meta_ports_size_outputs_and_set_the_iteration_space() {
     assert_eq!(run.state(), GraphState::Failed);
 }
 
+/// What is attached to a block travels with it, and not with the next one in the same memory.
+#[test]
+fn metadata_travels_with_its_block() {
+    let rt = Runtime::builder().cpu_only().build().unwrap();
+    let mut g = Graph::new("attached");
+    let cut = g
+        .add(
+            Task::new("cut")
+                .input("text", Template::records::<u8>(64))
+                .output("words", Template::records::<u8>(64))
+                .host(|inv| {
+                    let text = inv.input::<u8>("text")?;
+                    let ends: Vec<u8> = (0..text.len()).filter(|&i| text[i] == b' ').map(|i| i as u8).collect();
+                    inv.output::<u8>("words")?[..text.len()].copy_from_slice(text);
+                    inv.out("words")?.set_records(text.len())?;
+                    // Only where there is something to say.
+                    if !ends.is_empty() {
+                        inv.out("words")?.set_meta(&ends)?;
+                    }
+                    Ok(())
+                }),
+        )
+        .unwrap();
+    let pass = g
+        .add(Task::new("count").input("words", Template::records::<u8>(64)).output("n", word()).host(|inv| {
+            let ends = inv.block("words")?.meta();
+            inv.output::<u64>("n")?[0] = ends.map_or(0, |ends| ends.len() as u64);
+            Ok(())
+        }))
+        .unwrap();
+    g.connect((cut, "words"), (pass, "words")).unwrap();
+    let (feed, drain) = (g.feed((cut, "text"), 1).unwrap(), g.drain((pass, "n"), 1).unwrap());
+    let watched = g.drain((cut, "words"), 1).unwrap();
+    let run = rt.start(g).unwrap();
+    for (text, ends) in [("one two three", vec![3, 7]), ("one", vec![]), ("a b", vec![1])] {
+        run.push(feed, Datablock::from_slice(Template::records::<u8>(64), text.as_bytes()).unwrap()).unwrap();
+        assert_eq!(pull(&run, drain), ends.len() as u64, "{text}");
+        assert_eq!(run.pull(watched).unwrap().meta().unwrap_or_default(), ends, "{text}");
+    }
+}
+
 /// A loop that doubles a value n times: way back and exit are two channels of one port with opposite predicates.
 fn looped(meta: bool) -> (Graph, Feed, Option<Feed>, Drain) {
     let mut g = Graph::new("loop");

@@ -280,6 +280,35 @@ fn lines(all: &[(Way, u64, u64)], together: Option<u64>) -> Curves {
     Curves { all: all.iter().flat_map(each).collect(), together: [together.clone(), together], further: [100; 2] }
 }
 
+/// What is expected to come too late is made all the same, and counted.
+#[test]
+fn deadlines_that_cannot_be_met_are_counted() {
+    let (d, engine) = (devices().remove(0), Way::Direct(Method::Engine));
+    // A start of 10 µs, and 100 ns a KiB.
+    let mut stream = Engine::with_curves(d.clone(), lines(&[(engine, 10_000, 100)], None)).stream().unwrap();
+    let memory = d.alloc(SIZE).unwrap();
+    let data = pattern(1, SIZE);
+    let all_of = |stream: &mut Stream| {
+        let mut back = vec![0u8; SIZE];
+        stream.write(&memory, 0, &data).unwrap();
+        stream.read(&memory, 0, &mut back).unwrap();
+        assert!(back == data);
+        let few = [Range { host: 0, device: 0, bytes: 100 }, Range { host: 200, device: 200, bytes: 100 }];
+        stream.write_batch(&memory, &data, &few).unwrap();
+    };
+    all_of(&mut stream);
+    assert_eq!(stream.expected_late(), 0, "nobody asked");
+    stream.set_deadline(Some(Duration::from_secs(1)));
+    all_of(&mut stream);
+    assert_eq!(stream.expected_late(), 0, "time enough");
+    stream.set_deadline(Some(Duration::from_micros(1)));
+    all_of(&mut stream);
+    assert_eq!(stream.expected_late(), 3);
+    stream.set_deadline(None);
+    all_of(&mut stream);
+    assert_eq!(stream.expected_late(), 3);
+}
+
 fn split_halves_meet(d: &Arc<dyn Device>) {
     if !d.methods().contains(&Method::Mapped) {
         return;
@@ -533,7 +562,7 @@ fn locked_bytes() -> u64 {
 }
 
 /// The nice value of a process that only runs this: as somebody else, who may not be less nice (-5, where root may allow
-/// that), and lock so many bytes. None in the process that has started it.
+/// that, or as it is), and lock so many bytes. None in the process that has started it.
 fn as_somebody_else(name: &str, memory: u64) -> Option<i32> {
     const CHILD: &str = "FOREBAY_TEST_SOMEBODY";
     if let Ok(nice) = std::env::var(CHILD) {
@@ -545,11 +574,16 @@ fn as_somebody_else(name: &str, memory: u64) -> Option<i32> {
     }
     let prlimit = || std::process::Command::new("prlimit");
     let allowed = prlimit().args(["--nice=25:25", "true"]).output().is_ok_and(|o| o.status.success());
-    let (nice, limit) = if allowed { ("-5", "--nice=25:25") } else { ("0", "--nice=0:0") };
+    // SAFETY: takes no memory.
+    let own = unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };
+    let (nice, limit) = if allowed { (-5, "--nice=25:25") } else { (own, "--nice=0:0") };
     let mut c = prlimit();
     c.args(["--rtprio=0:0", limit, &format!("--memlock={memory}:{memory}")]);
     c.args(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]).arg(std::env::current_exe().unwrap());
-    c.args(["--exact", name, "--nocapture"]).env(CHILD, nice).env("HOME", "/nonexistent").env("FOREBAY_CACHE", "off");
+    c.args(["--exact", name, "--nocapture"])
+        .env(CHILD, nice.to_string())
+        .env("HOME", "/nonexistent")
+        .env("FOREBAY_CACHE", "off");
     let out = c.output().expect("prlimit and setpriv are part of every Linux");
     let text = format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
     assert!(out.status.success() && text.contains("1 passed"), "{text}");

@@ -121,12 +121,6 @@ impl ClDevice {
         })
     }
 
-    /// Uses another kernel cache; for tests.
-    pub fn with_cache(mut self, cache: Cache) -> Self {
-        self.cache = cache;
-        self
-    }
-
     fn build(&self, source: &str, key: &str, entry: &str) -> Result<Program> {
         let c = &self.context;
         let options = CString::new(portable::OPENCL_OPTIONS).unwrap_or_default();

@@ -16,7 +16,6 @@ use super::{dispatch, exec};
 use crate::block::Datablock;
 use crate::error::{Error, Result};
 use crate::graph::{Drain, Feed, TaskId};
-use crate::template::Template;
 
 /// State of a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,7 +97,6 @@ const GRACE: Duration = Duration::from_millis(20);
 /// A graph that was started. Dropping it tears it down.
 pub struct Running {
     core: Arc<Core>,
-    outputs: Vec<Vec<Template>>,
 }
 
 /// The nice value of the calling thread; real-time threads count as -21.
@@ -113,8 +111,8 @@ pub(crate) fn current_nice() -> i32 {
 }
 
 impl Running {
-    pub(crate) fn new(core: Arc<Core>, outputs: Vec<Vec<Template>>) -> Self {
-        Running { core, outputs }
+    pub(crate) fn new(core: Arc<Core>) -> Self {
+        Running { core }
     }
 
     fn channel(&self, id: u32, feed: bool) -> Result<(&Chan, &super::host::HostEnd)> {
@@ -563,11 +561,6 @@ impl Running {
     /// did not fit; empty unless some graph was started with [`crate::Runtime::start_traced`].
     pub fn take_copies(&self) -> (Vec<CopySpan>, u64) {
         self.core.runtime.take_copies()
-    }
-
-    /// The template of an output port of a task.
-    pub fn output_template(&self, task: TaskId, output: usize) -> Option<Template> {
-        self.outputs.get(task.0 as usize)?.get(output).copied()
     }
 }
 

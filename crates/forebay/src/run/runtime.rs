@@ -28,7 +28,6 @@ use crate::error::{Error, Result};
 use crate::graph::{Arg, End, Graph, Impl, Launch, PortKind, Task};
 use crate::place::{Adapt, Load, Models};
 use crate::resident::Resident;
-use crate::template::Template;
 
 /// Most devices of a runtime, with the CPU.
 pub const MAX_DEVICES: usize = MAX_PLACED;
@@ -371,7 +370,6 @@ impl Runtime {
         self.try_devices(&tasks);
         let parts = Parts { tasks: &tasks, channels: &channels, into: &into, out_of: &out_of };
         let regions = if rt.fusion { fuse(parts, |t| self.only_accelerators(t)) } else { Vec::new() };
-        let templates = tasks.iter().map(|t| t.outputs.iter().map(|p| p.template).collect::<Vec<Template>>()).collect();
         let mut lead: Vec<u32> = (0..tasks.len() as u32).collect();
         let mut inside: Vec<Option<u32>> = vec![None; channels.len()];
         let mut room = vec![0; channels.len()];
@@ -442,7 +440,7 @@ impl Runtime {
         for c in &core.channels {
             c.pool.iter().for_each(|p| p.set_ahead(c.declared));
         }
-        let running = Running::new(core, templates);
+        let running = Running::new(core);
         running.run()?;
         Ok(running)
     }
