@@ -289,8 +289,9 @@ impl FakeRm {
         self.lock().gpus[gpu].is_suspended(pid)
     }
 
-    /// The process dies: its files close.
+    /// The process dies: its files close. What others have the files of is there still, and nobody asks anything of it.
     pub fn kill(&self, pid: u32) {
+        self.set_load(pid, Load::IDLE);
         self.lock().processes.remove(&pid);
         // Whatever went with them is noticed by the next lock.
         drop(self.lock());
@@ -360,6 +361,13 @@ impl FakeRm {
     /// Clients that exist.
     pub fn clients(&self) -> usize {
         self.lock().clients.len()
+    }
+
+    /// Those of them that these processes have the files of.
+    pub fn clients_of(&self, pids: impl IntoIterator<Item = u32>) -> usize {
+        let s = self.lock();
+        let files: Vec<_> = pids.into_iter().filter_map(|pid| s.processes.get(&pid)).flatten().cloned().collect();
+        s.clients.values().filter(|c| is_of(c, &files)).count()
     }
 
     /// Mappings of memory that exist.

@@ -4,8 +4,8 @@
 //! then would show as busy in all of its windows, and have as many as one that is.
 //!
 //! Rules:
-//! 1. Who may be on the GPU and has work comes onto it as soon as another's slice is over. When another stays longer than
-//!    [`STAY_NS`], it has none: it is light.
+//! 1. Who may be on the GPU and has work comes onto it as soon as another's slice is over. When another stays for
+//!    [`STAY_NS`] or longer, it has none: it is light.
 //! 2. It is light, too, if it uses less than [`IDLE_PERCENT`] of a window of its own in which somebody is beside it, unless it
 //!    came back at each turn ([`Beside::comes_back`]): whoever has one kernel of 0.1 ms after the other, and none in its queue meanwhile,
 //!    has a twenty-fifth of the GPU beside somebody who fills the driver's turns, and may want all of it.

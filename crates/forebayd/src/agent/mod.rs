@@ -497,8 +497,8 @@ impl<M: Meter> Agent<M> {
             let comes_back = beside.comes_back();
             let any = used > 0 && owner.is_some_and(|w| w.length_ns <= PROBE_NS);
             let busy = used * 100 >= passed_ns * IDLE_PERCENT || any || guest.is_some() && beside.is_often();
-            let stays = stays.iter().any(|(of, ns)| *of == pid && *ns > STAY_NS);
-            if !p.is_off() && others_ns > STAY_NS {
+            let stays = stays.iter().any(|(of, ns)| *of == pid && *ns >= STAY_NS);
+            if !p.is_off() && others_ns >= STAY_NS {
                 p.light.found();
                 calm &= !self.divider.set_active(pid.into(), false);
                 continue;

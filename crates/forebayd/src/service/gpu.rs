@@ -15,7 +15,7 @@ use forebay_proto::page::{DeviceLoad, MAX_DEVICES};
 use forebay_proto::wire::{self, Class, Level, Source};
 use forebay_rm::sys::RawHandle;
 
-use super::{Service, World, policy, refusal};
+use super::{MAX_ANCESTORS, Service, World, policy, refusal};
 use crate::agent::{Agent, Grip, Meter, PERIOD_NS, Reach, Refused};
 
 /// Until somebody is there to divide a GPU among, it is looked at this often.
@@ -192,14 +192,24 @@ impl<W: World> Service<W> {
         wrong
     }
 
-    /// Whoever was forked has the files of the driver that its parent had opened, and through them all that this has on the
-    /// GPU: before somebody is looked into for the first time, that is known, and of those who are new the older ones' comes
-    /// first.
+    /// Whoever was forked has the files of the driver that those it comes from had opened, and through them all that these have
+    /// on the GPU: before somebody is looked into for the first time, that is known, and of those who are new the older ones'
+    /// comes first.
     fn look_into_makers(&mut self, gpu: usize, new: Vec<u32>) {
-        let parents: BTreeSet<u32> =
-            new.into_iter().filter_map(|pid| self.known(pid).ok().map(|p| p.about.parent)).collect();
+        let mut makers = BTreeSet::new();
+        for pid in new {
+            let mut above = self.world.describe(pid).map_or(0, |p| p.parent);
+            for _ in 0..MAX_ANCESTORS {
+                // Of whom others have been told already all are.
+                let Some(p) = self.world.describe(above).filter(|p| above > 1 && makers.insert((p.began, above)))
+                else {
+                    break;
+                };
+                above = p.parent;
+            }
+        }
         if let Some(g) = self.gpus.get_mut(gpu) {
-            parents.into_iter().for_each(|pid| g.agent.expect(pid));
+            makers.into_iter().for_each(|(_, pid)| g.agent.expect(pid));
         }
     }
 
@@ -304,8 +314,12 @@ mod tests {
 
     impl World for Few {
         fn describe(&mut self, pid: u32) -> Option<Described> {
-            // Numbers go round: 41 is of 40's, and 4 of 40's, too.
-            let (began, parent) = if [4, 41].contains(&pid) { (100, 40) } else { (u64::from(pid), 1) };
+            // Numbers go round: 41 is of 40's, and 4 of 40's, too; 5 is of 4's.
+            let (began, parent) = match pid {
+                4 | 41 => (100, 40),
+                5 => (101, 4),
+                _ => (u64::from(pid), 1),
+            };
             Some(Described { uid: 7, name: "p".into(), began, parent, nice: 0 })
         }
         fn cpu_time_ns(&mut self, _: u32) -> Option<u64> {
@@ -475,6 +489,22 @@ mod tests {
             s.gpu_processes(0, &[20, 40]);
             assert_eq!(s.gpus[0].agent.shares().into_keys().collect::<Vec<_>>(), [20, 40]);
         }
+    }
+
+    /// 40 is back on the GPU and not looked at yet; of those that come from it only one that its worker has made has its files.
+    #[test]
+    fn whoever_was_forked_by_one_that_was_forked_is_not_taken_for_the_first() {
+        let rm = FakeRm::default();
+        rm.be_silent_of_files();
+        let mut s = service_of(&rm, &[0]);
+        rm.start(20, 1, 2, Load::saturating(1000));
+        rm.start(40, 1, 2, Load::saturating(1000));
+        s.gpu_processes(0, &[20, 40]);
+        rm.leave(40);
+        rm.start(40, 1, 2, Load::saturating(1000));
+        rm.fork(40, 5);
+        s.gpu_processes(0, &[5, 20, 40]);
+        assert_eq!(s.gpus[0].agent.shares().into_keys().collect::<Vec<_>>(), [20, 40]);
     }
 
     /// As by `forebay checkpoint`, and `restore`.
