@@ -2,11 +2,11 @@
 //! of time and of GPUs it hears late, or wrongly, or not at all.
 //!
 //! Programs come, each on some of the GPUs, begin to use another one, end what they have on one and make it anew, are moved
-//! off all of theirs and come back, make others that have their files and make more, pause, change class, and die, with those
-//! that they made or before them; some ends are heard of late, and then the number may be somebody else's already. GPUs
-//! fall off. The service is killed (its guardian gives back what it had taken, and the next one has what was saved), is kept from running for a while, and its clock jumps. The GPUs'
-//! logs lose records, or are forgotten by the driver. Other programs come to the driver and go. After every calm stretch,
-//! on each GPU that is there:
+//! off all of theirs and come back, make others that have their files and make more, pause, change class, and die, with
+//! those that they made or before them; some ends are heard of late, and then the number may be somebody else's already.
+//! GPUs fall off. The service is killed (its guardian gives back what it had taken, and the next one has what was saved),
+//! is kept from running for a while, and its clock jumps. The GPUs' logs lose records, or are forgotten by the driver.
+//! Other programs come to the driver and go. After every calm stretch, on each GPU that is there:
 //! 1. programs with work all the time have had their shares of its time, within [`TOLERANCE`];
 //! 2. it was not idle while somebody had work, within twice that;
 //! 3. suspended programs have had nothing;

@@ -200,7 +200,7 @@ impl<W: World> Service<W> {
         for pid in new {
             let mut above = self.world.describe(pid).map_or(0, |p| p.parent);
             for _ in 0..MAX_ANCESTORS {
-                // Of whom others have been told already all are.
+                // Whoever is there already has brought its own makers along.
                 let Some(p) = self.world.describe(above).filter(|p| above > 1 && makers.insert((p.began, above)))
                 else {
                     break;
