@@ -520,6 +520,28 @@ fn one_that_rests_on_the_gpu_leaves_it_to_those_who_wait_and_one_that_works_keep
     assert!(part > 0.9, "{part}");
 }
 
+/// It stops when the log loses a record, so that the last one is of its coming; whoever waits is let on beside it for a while
+/// now and then, stays on the GPU, and so makes no record, either.
+#[test]
+fn an_owner_whose_last_record_was_lost_is_not_waited_for() {
+    let rm = FakeRm::default();
+    rm.start(10, 1, 1, Load::saturating(1000));
+    rm.start(20, 1, 1, Load::saturating(1000));
+    let own = Arc::new(Client::open(Arc::new(rm.clone()), 0).unwrap());
+    let mut agent = Agent::new(own.clone(), LogMeter::open(own).unwrap());
+    agent.adopt(10, Class::Normal, 0).unwrap();
+    agent.adopt(20, Class::Background, 0).unwrap();
+    pass(&rm, &mut agent, 5_000_000);
+    let had = |pid| rm.gpu_time(pid).unwrap();
+    assert!(had(20) < 500_000, "it has what the other one leaves: {} µs", had(20));
+    rm.set_load(10, Load::IDLE);
+    rm.lose_records(2);
+    pass(&rm, &mut agent, 600_000);
+    let before = had(20);
+    pass(&rm, &mut agent, 400_000);
+    assert!(had(20) - before > 380_000, "{} of 400000 µs", had(20) - before);
+}
+
 #[test]
 fn who_comes_in_the_middle_of_turns_ends_them_and_everybody_counts_as_before() {
     let rm = FakeRm::default();

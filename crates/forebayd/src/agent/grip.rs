@@ -41,7 +41,7 @@ pub trait Reach {
     }
 
     /// A process without channels may have some by now: it is not put off at the next look.
-    fn expect(&self, pid: u32) {
+    fn look_soon(&self, pid: u32) {
         let _ = pid;
     }
 

@@ -131,7 +131,7 @@ impl Reach for Hardware {
         self.waiting.borrow().get(&pid).map_or_else(Vec::new, |w| w.search.clients.clone())
     }
 
-    fn expect(&self, pid: u32) {
+    fn look_soon(&self, pid: u32) {
         self.waiting.borrow_mut().entry(pid).and_modify(|w| w.asked = 0);
     }
 

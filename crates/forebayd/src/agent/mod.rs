@@ -254,11 +254,11 @@ impl<M: Meter> Agent<M> {
 
     /// What a process has is to be known: it is looked into if it may have other channels than before, or, without any, at the
     /// next look.
-    pub fn expect(&mut self, pid: u32) {
+    pub fn look_soon(&mut self, pid: u32) {
         match self.processes.get_mut(&pid).map(|p| p.grip.may_be_other()) {
             Some(true) => self.look_into([(pid, false)]),
             Some(false) => {}
-            None => self.reach.expect(pid),
+            None => self.reach.look_soon(pid),
         }
     }
 

@@ -200,16 +200,16 @@ impl<W: World> Service<W> {
         for pid in new {
             let mut above = self.world.describe(pid).map_or(0, |p| p.parent);
             for _ in 0..MAX_ANCESTORS {
-                // Whoever is there already has brought its own makers along.
-                let Some(p) = self.world.describe(above).filter(|p| above > 1 && makers.insert((p.began, above)))
-                else {
+                let Some(p) = (above > 1).then(|| self.world.describe(above)).flatten() else { break };
+                if !makers.insert((p.began, above)) {
+                    // It has brought its own makers along.
                     break;
-                };
+                }
                 above = p.parent;
             }
         }
         if let Some(g) = self.gpus.get_mut(gpu) {
-            makers.into_iter().for_each(|(_, pid)| g.agent.expect(pid));
+            makers.into_iter().for_each(|(_, pid)| g.agent.look_soon(pid));
         }
     }
 

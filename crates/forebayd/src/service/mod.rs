@@ -58,7 +58,7 @@ pub const REFRESH_NS: u64 = 4 * TICK_NS;
 /// something for each of them, and with many each one's part of the longer time is still no more than a few had of the
 /// shorter.
 const MANY: usize = 8;
-/// Parents of a process that are asked for a class.
+/// Those that a process comes from: they are asked for a class, and looked into before it.
 const MAX_ANCESTORS: usize = 16;
 
 /// A process, as the operating system describes it.
