@@ -249,23 +249,31 @@ fn whoever_makes_its_context_anew_while_the_log_is_not_there_is_noticed_when_it_
     assert!(rm.is_suspended(10) && rm.gpu_time(10) == before);
 }
 
-/// Where nobody else has work there is no other record, by which it would be seen that one is missing.
+/// Where nobody else has work there is no other record, by which it would be seen that one is missing; somebody may seem to
+/// have work, who was on the GPU last by the records that there are.
 #[test]
 fn whoever_is_suspended_stays_off_when_the_record_of_its_new_context_is_lost() {
-    let rm = FakeRm::default();
-    rm.start(10, 1, 1, Load::saturating(1000));
-    let own = Arc::new(Client::open(Arc::new(rm.clone()), 0).unwrap());
-    let mut agent = Agent::new(own.clone(), LogMeter::open(own).unwrap());
-    agent.adopt(10, Class::Normal, 0).unwrap();
-    pass(&rm, &mut agent, 500_000);
-    agent.adopt(10, Class::Suspended, 0).unwrap();
-    pass(&rm, &mut agent, 500_000);
-    rm.lose_records(2);
-    renew(&rm, 10, (1, 1));
-    pass(&rm, &mut agent, CHECK_NS / 1000 + 100_000);
-    let before = rm.gpu_time(10);
-    pass(&rm, &mut agent, 1_000_000);
-    assert!(rm.is_suspended(10) && rm.gpu_time(10) == before);
+    for beside in [false, true] {
+        let rm = FakeRm::default();
+        rm.be_silent_of_files();
+        rm.start(10, 1, 1, Load::saturating(1000));
+        rm.start(20, 1, 1, Load::IDLE);
+        let own = Arc::new(Client::open(Arc::new(rm.clone()), 0).unwrap());
+        let mut agent = Agent::new(own.clone(), LogMeter::open(own).unwrap());
+        agent.adopt(10, Class::Normal, 0).unwrap();
+        agent.adopt(20, Class::Normal, 0).unwrap();
+        pass(&rm, &mut agent, 500_000);
+        agent.adopt(10, Class::Suspended, 0).unwrap();
+        rm.set_load(20, if beside { Load::saturating(1000) } else { Load::IDLE });
+        pass(&rm, &mut agent, 500_000);
+        rm.set_load(20, Load::IDLE);
+        rm.lose_records(2);
+        renew(&rm, 10, (1, 1));
+        pass(&rm, &mut agent, CHECK_NS / 1000 + 100_000);
+        let before = rm.gpu_time(10);
+        pass(&rm, &mut agent, 1_000_000);
+        assert!(rm.is_suspended(10) && rm.gpu_time(10) == before, "{beside}");
+    }
 }
 
 /// On drivers of today anybody with access to the device can let channels on, a suspended program its own as well.

@@ -33,8 +33,8 @@
 //!     again, and so is one that may have made them anew: those may have the handles of the former ones, whose suspension and slices
 //!     they do not have, and in the log their contexts' names. It is noticed by what is new in the log; and every [`CHECK_NS`] by
 //!     coming onto the GPU while it is off, by slices that are not what they were, by the number of the driver's files that
-//!     it has, or because the log has gaps. Where nobody has work, so that no record tells of one that is lost, whoever is to be off for
-//!     good is taken off once more.
+//!     it has, or because the log has gaps. Where no more than one has work, so that no record tells of one that is lost, whoever
+//!     is to be off for good is taken off once more.
 
 mod grip;
 mod hardware;
@@ -395,19 +395,21 @@ impl<M: Meter> Agent<M> {
 
     /// Rule 12, for what the log does not tell of: those who may be on the GPU with other channels than are known.
     /// And whether the log has to do with it, so that they are to be looked for widely.
-    fn check(&mut self, passed_ns: u64, nobody_works: bool) -> Vec<(u32, bool)> {
+    fn check(&mut self, passed_ns: u64) -> Vec<(u32, bool)> {
         self.since_checked_ns += passed_ns;
         if self.since_checked_ns < CHECK_NS {
             return Vec::new();
         }
         self.since_checked_ns = 0;
         let gaps = std::mem::replace(&mut self.gaps, self.meter.gaps()) != self.gaps;
+        let works = |m: &Member| m.active && m.class != Class::Suspended;
+        let is_shared = self.divider.members().filter(|(m, _)| works(m)).count() > 1;
         let mut others = Vec::new();
         for (&pid, p) in &mut self.processes {
             let slipped = std::mem::take(&mut p.slipped);
-            // That it came onto the GPU may be what the log has lost. Where somebody works the next record shows that, and
-            // the driver's call would be at the cost of a window.
-            let is_held = !nobody_works || p.class != Class::Suspended || p.grip.hold().is_ok();
+            // That it came onto the GPU may be what the log has lost. Where several work the next record shows that, and the
+            // driver's call would be at the cost of a window; who is alone may be one that was only taken to be there.
+            let is_held = is_shared || p.class != Class::Suspended || p.grip.hold().is_ok();
             let widely = gaps || slipped;
             if p.grip.may_be_other() || widely || !is_held {
                 others.push((pid, widely));
@@ -418,9 +420,8 @@ impl<M: Meter> Agent<M> {
 
     /// Ends the window, which lasted `passed_ns`: charges what was used, and notices who is idle and who is not.
     pub fn end(&mut self, passed_ns: u64) {
-        let nobody_works = self.window.is_none();
         let more = self.end_window(passed_ns);
-        let others = self.check(passed_ns, nobody_works);
+        let others = self.check(passed_ns);
         self.look_into(more.into_iter().map(|pid| (pid, true)).chain(others));
     }
 
