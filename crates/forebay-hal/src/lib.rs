@@ -188,6 +188,12 @@ pub trait Device: Send + Sync {
         &[Method::Engine]
     }
 
+    /// The method that is one `memcpy` by the calling thread within the host's memory, where there is one: for few bytes nothing is
+    /// faster.
+    fn plain_copy(&self) -> Option<Method> {
+        None
+    }
+
     /// Whether its queues copy from this memory of another device, without going by the host.
     fn reaches(&self, other: &Buffer) -> bool {
         let _ = other;

@@ -195,6 +195,27 @@ fn opencl() {
     check_kind(Kind::OpenCl);
 }
 
+/// A driver whose memory the processor is not to share: by map and unmap, as everywhere else.
+#[test]
+fn opencl_whose_memory_is_not_shared() {
+    const SHARED: &str = "FOREBAY_OPENCL_SHARED";
+    let plain = |d: &Arc<dyn forebay_hal::Device>| d.plain_copy();
+    if std::env::var_os(SHARED).is_none() {
+        let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+        let again = again.args(["--exact", "opencl_whose_memory_is_not_shared", "--nocapture"]).env(SHARED, "off");
+        let out = again.output().unwrap();
+        let text = String::from_utf8_lossy(&out.stderr);
+        assert!(out.status.success(), "{text}");
+        // The drivers for CPUs that there are have such memory.
+        for d in discover(&[Kind::OpenCl]).0.iter().filter(|d| d.info().is_cpu) {
+            assert_eq!(plain(d), Some(Method::Mapped), "{}", d.info().name);
+        }
+        return eprint!("{text}");
+    }
+    check_kind(Kind::OpenCl);
+    assert!(discover(&[Kind::OpenCl]).0.iter().all(|d| plain(d).is_none()));
+}
+
 #[test]
 fn opencl_kernels_that_take_one_group_only_get_it() {
     let text = "__kernel __attribute__((reqd_work_group_size(16, 4, 1))) void sizes(__global uint *a) {

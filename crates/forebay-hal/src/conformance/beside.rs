@@ -4,15 +4,28 @@ use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 use super::{ensure, read, source, text};
-use crate::{Arg, Buffer, Device, Geometry, Kernel, Queue};
+use crate::{Arg, Buffer, Device, Direction, Geometry, Kernel, Kind, Method, Queue};
 
 /// More commands than any queue remembers one by one.
 const MANY: usize = 150;
 
+/// A word that a kernel and the host share.
+struct Flag(NonNull<u32>);
+
+// SAFETY: it is only written, as a whole, by whoever has it.
+unsafe impl Sync for Flag {}
+
+impl Flag {
+    fn set(&self, to: u32) {
+        // SAFETY: the word lives as long as what has the flag; kernel and host share it by this means.
+        unsafe { self.0.write_volatile(to) };
+    }
+}
+
 /// A kernel that waits, some seconds at most, for the host to let it go.
 struct Waiting {
     k: Kernel,
-    flag: NonNull<u32>,
+    flag: Flag,
     _flag: Buffer,
     flag_there: Buffer,
     /// One word: 1 if it was let go.
@@ -24,9 +37,9 @@ impl Waiting {
         let k = d.compile(&source(d.info().kind, "linger"), "linger").map_err(text)?;
         let (flag, flag_there) = d.alloc_shared(64).map_err(text)?;
         let p = flag.host_ptr().ok_or("host memory without an address")?.cast::<u32>();
-        // SAFETY: the buffer has these bytes, and no command uses them yet.
-        unsafe { p.write_volatile(0) };
-        Ok(Waiting { k, flag: p, _flag: flag, flag_there, out: d.alloc(64).map_err(text)? })
+        let flag_here = Flag(p);
+        flag_here.set(0);
+        Ok(Waiting { k, flag: flag_here, _flag: flag, flag_there, out: d.alloc_mapped(64).map_err(text)? })
     }
 
     fn launch(&self, q: &mut dyn Queue) -> std::result::Result<(), String> {
@@ -35,8 +48,7 @@ impl Waiting {
     }
 
     fn let_go(&self) {
-        // SAFETY: a word that kernel and host share by this means.
-        unsafe { self.flag.write_volatile(1) };
+        self.flag.set(1);
     }
 }
 
@@ -135,6 +147,59 @@ pub(super) fn many(d: &dyn Device) -> std::result::Result<(), String> {
     issued.and_then(|f| q.wait(f)).map_err(text)?;
     let got = super::words(&back)[0];
     ensure(got == 1, || format!("{got:#x} was copied before the kernel wrote"))
+}
+
+/// What the processor copies itself comes behind a kernel that uses the same memory, both ways. Where it is but a copy within the
+/// host's memory, and commands run side by side, a kernel that does not is not waited for.
+pub(super) fn by_the_processor(d: &dyn Device) -> std::result::Result<(), String> {
+    if d.info().host_memory || d.info().kind == Kind::Sim || !d.methods().contains(&Method::Mapped) {
+        return Ok(());
+    }
+    let waiting = Waiting::new(d)?;
+    let mut q = d.queue().map_err(text)?;
+    let alone = d.alloc_mapped(64).map_err(text)?;
+    let copy = |q: &mut dyn Queue, direction, b: &Buffer, words: &mut [u32; 4]| {
+        // SAFETY: both have the bytes, and it has ended when it returns.
+        unsafe { q.transfer(Method::Mapped, direction, b, 0, words.as_mut_ptr().cast(), 16) }.map_err(text)
+    };
+    // To the host it brings what the kernel wrote, and to the device it writes over that.
+    for (direction, words, want) in [(Direction::ToHost, [7; 4], 1), (Direction::ToDevice, [5; 4], 5)] {
+        waiting.flag.set(0);
+        q.fill(&waiting.out, 0, 64, 9).map_err(text)?;
+        waiting.launch(&mut *q)?;
+        let mut words = words;
+        let moved = std::thread::scope(|s| {
+            let waiting = &waiting;
+            s.spawn(move || {
+                std::thread::sleep(Duration::from_millis(30));
+                waiting.let_go();
+            });
+            copy(&mut *q, direction, &waiting.out, &mut words)
+        });
+        moved?;
+        let there = read(d, &mut *q, &waiting.out).map_err(text)?;
+        let what = direction.name();
+        ensure(words[0] == want && there[0] == want, || format!("{what}: {} and {}, not {want}", words[0], there[0]))?;
+    }
+    if d.plain_copy() == Some(Method::Mapped) && has_any(d) {
+        waiting.flag.set(0);
+        waiting.launch(&mut *q)?;
+        let begun = Instant::now();
+        let moved = std::thread::scope(|s| {
+            let (waiting, (done, ended)) = (&waiting, std::sync::mpsc::channel());
+            s.spawn(move || {
+                let _ = ended.recv_timeout(Duration::from_secs(2));
+                waiting.let_go();
+            });
+            let moved = copy(&mut *q, Direction::ToDevice, &alone, &mut [6; 4]);
+            (moved, done.send(()), begun.elapsed())
+        });
+        moved.0?;
+        let there = read(d, &mut *q, &alone).map_err(text)?;
+        ensure(there[..4] == [6; 4], || format!("{there:?}"))?;
+        ensure(moved.2 < Duration::from_secs(1), || "a copy waited for a kernel that uses other memory".into())?;
+    }
+    Ok(())
 }
 
 /// Many kernels read the same memory; what overwrites it waits for all of them.

@@ -50,6 +50,7 @@ const CHECKS: &[(&str, Check)] = &[
     ("large copies run beside a kernel that does not use their memory", beside::copies),
     ("no fence behind a kernel is reached while it runs, whatever else has ended", beside::fences),
     ("what shares memory with a kernel waits for it, however many commands come in between", beside::many),
+    ("what the processor copies itself waits for a kernel that uses that memory", beside::by_the_processor),
     ("what overwrites memory waits for all kernels that read it", beside::readers),
     ("large copies, kernels and functions of the host, mixed, leave the bytes of their order", mixed::mixed),
     ("a list of launches runs in its order of data, again, with other buffers and another shape", lists),

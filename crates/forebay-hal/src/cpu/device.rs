@@ -162,6 +162,10 @@ impl Device for CpuDevice {
         &Method::ALL
     }
 
+    fn plain_copy(&self) -> Option<Method> {
+        Some(Method::Engine)
+    }
+
     fn queue(&self) -> Result<Box<dyn Queue>> {
         Ok(Box::new(CpuQueue { pool: self.pool.clone(), issued: 0 }))
     }

@@ -3,25 +3,25 @@
 //! One context per device. A fence is made of the events of commands before it, so it costs no command of its own.
 
 mod list;
+mod memory;
 mod order;
 mod queue;
 
 use std::any::Any;
 use std::ffi::CString;
-use std::ptr::{NonNull, null, null_mut};
+use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cl3::types::{cl_command_queue, cl_context, cl_device_id, cl_int, cl_kernel, cl_mem, cl_platform_id, cl_program};
-use cl3::{command_queue as cq, context, device, error_codes, kernel, memory, platform, program};
+use cl3::types::{cl_command_queue, cl_context, cl_device_id, cl_int, cl_kernel, cl_platform_id, cl_program};
+use cl3::{command_queue as cq, context, device, error_codes, kernel, platform, program};
 
 use crate::cache::{Cache, Loaded};
 use crate::kernel::KernelImpl;
-use crate::{
-    Buffer, Device, DeviceInfo, DriverError, Error, Kernel, Kind, Memory, Method, Queue, Result, Source, portable,
-};
+use crate::{Buffer, Device, DeviceInfo, DriverError, Error, Kernel, Kind, Method, Queue, Result, Source, portable};
 
 pub(crate) use list::look;
+use memory::ClMemory;
 
 /// The platform that is known to run commands of one queue side by side: PoCL's. Intel's for CPUs (2026.2) takes queues that are
 /// out of order, too, but runs one command after the other in them on two cores, and now and then hangs for ever when such a
@@ -46,6 +46,8 @@ struct Context {
     /// It is a part of a device, which is given back.
     is_part: bool,
     name: String,
+    /// Its memory is the processor's, too.
+    is_shared: bool,
     allocated: AtomicU64,
     limit: u64,
 }
@@ -111,6 +113,7 @@ impl ClDevice {
                 device: id,
                 is_part: of.is_some(),
                 name,
+                is_shared: !gpu && memory::is_shared(id),
                 allocated: AtomicU64::new(0),
                 limit,
             }),
@@ -228,67 +231,13 @@ impl KernelImpl for ClKernel {
     }
 }
 
-pub(super) struct ClMemory {
-    id: cl_mem,
-    len: usize,
-    /// The host memory that it is, if it is.
-    host: Option<Buffer>,
-    context: Arc<Context>,
-}
-
-// SAFETY: as for `Context`.
-unsafe impl Send for ClMemory {}
-// SAFETY: as for `Context`.
-unsafe impl Sync for ClMemory {}
-
-impl Memory for ClMemory {
-    fn len(&self) -> usize {
-        self.len
-    }
-    fn host_ptr(&self) -> Option<NonNull<u8>> {
-        None
-    }
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-}
-
-impl Drop for ClMemory {
-    fn drop(&mut self) {
-        // SAFETY: created in `alloc`, released once.
-        let _ = unsafe { memory::release_mem_object(self.id) };
-        if self.host.is_none() {
-            self.context.allocated.fetch_sub(self.len as u64, Ordering::Relaxed);
-        }
-    }
-}
-
 impl Device for ClDevice {
     fn info(&self) -> &DeviceInfo {
         &self.info
     }
 
     fn alloc(&self, bytes: usize) -> Result<Buffer> {
-        let c = &self.context;
-        let used = c.allocated.load(Ordering::Relaxed);
-        let oom = || Error::OutOfMemory { device: c.name.clone(), requested: bytes as u64, used, limit: c.limit };
-        if used.saturating_add(bytes as u64) > c.limit {
-            return Err(oom());
-        }
-        // SAFETY: no host pointer is passed.
-        let made = unsafe { memory::create_buffer(c.id, memory::CL_MEM_READ_WRITE, bytes.max(1), null_mut()) };
-        let id = match made {
-            Ok(id) => id,
-            Err(
-                error_codes::CL_MEM_OBJECT_ALLOCATION_FAILURE
-                | error_codes::CL_OUT_OF_RESOURCES
-                | error_codes::CL_OUT_OF_HOST_MEMORY
-                | error_codes::CL_INVALID_BUFFER_SIZE,
-            ) => return Err(oom()),
-            Err(code) => return check("clCreateBuffer", &c.name, Err(code)),
-        };
-        c.allocated.fetch_add(bytes as u64, Ordering::Relaxed);
-        Ok(Arc::new(ClMemory { id, len: bytes, host: None, context: c.clone() }))
+        Ok(Arc::new(ClMemory::alloc(&self.context, bytes)?))
     }
 
     fn alloc_shared(&self, bytes: usize) -> Result<(Buffer, Buffer)> {
@@ -299,11 +248,7 @@ impl Device for ClDevice {
             device: c.name.clone(),
             what: "host memory that its kernels reach".into(),
         })?;
-        let flags = memory::CL_MEM_READ_WRITE | memory::CL_MEM_USE_HOST_PTR;
-        // SAFETY: the memory has the bytes, and lives as long as the buffer, which holds it.
-        let made = unsafe { memory::create_buffer(c.id, flags, bytes.max(1), p.as_ptr().cast()) };
-        let id = check("clCreateBuffer", &c.name, made)?;
-        let device = ClMemory { id, len: bytes, host: Some(host.clone()), context: c.clone() };
+        let device = ClMemory::of_host(c, &host, p, bytes)?;
         Ok((host, Arc::new(device)))
     }
 
@@ -351,6 +296,10 @@ impl Device for ClDevice {
 
     fn methods(&self) -> &[Method] {
         &[Method::Engine, Method::Mapped]
+    }
+
+    fn plain_copy(&self) -> Option<Method> {
+        self.context.is_shared.then_some(Method::Mapped)
     }
 
     fn split(&self, units: u32) -> Result<[Arc<dyn Device>; 2]> {

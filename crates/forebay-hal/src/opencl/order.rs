@@ -154,6 +154,17 @@ impl Order {
         &self.list
     }
 
+    /// What must have ended before the processor itself does this, behind everything that was issued before.
+    pub(super) fn before_the_processor(&mut self, accesses: impl Iterator<Item = Access>) -> &[cl_event] {
+        if self.free {
+            return self.before(accesses);
+        }
+        let reached = self.reached;
+        self.list.clear();
+        self.list.extend(self.ends.iter().filter(|e| e.fence > reached).map(|e| e.id));
+        &self.list
+    }
+
     /// The command that [`Order::before`] was asked about has this event.
     pub(super) fn issued(&mut self, id: cl_event) {
         let event = Arc::new(Event { id, fence: self.next });

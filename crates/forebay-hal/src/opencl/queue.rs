@@ -9,12 +9,14 @@ use cl3::memory::{CL_MAP_READ, CL_MAP_WRITE_INVALIDATE_REGION};
 use cl3::types::{cl_command_queue, cl_event, cl_int, cl_mem};
 use cl3::{command_queue as cq, event, kernel};
 
+use super::memory::ClMemory;
 use super::order::{Access, Event, Order};
-use super::{ClKernel, ClMemory, Context, check};
+use super::{ClKernel, Context, check};
 use crate::cpu::{check_range, host_range};
 use crate::queue::HostRange;
 use crate::{
-    Arg, Buffer, Completion, Direction, Error, Fence, Geometry, HostFn, KeepAlive, Kernel, Method, Queue, Result,
+    Arg, Buffer, Completion, Direction, Error, Fence, Geometry, HostFn, KeepAlive, Kernel, Memory, Method, Queue,
+    Result,
 };
 
 pub(super) struct ClQueue {
@@ -134,6 +136,32 @@ impl ClQueue {
         ended.map_err(|code| self.fail(code))
     }
 
+    /// Copies memory that the processor reaches as it is, once no command uses it any more.
+    ///
+    /// # Safety
+    /// `bytes` are valid at both, and do not overlap.
+    unsafe fn direct(
+        &mut self,
+        to: Direction,
+        accesses: [Access; 2],
+        device: *mut u8,
+        host: *mut u8,
+        bytes: usize,
+    ) -> Result<()> {
+        let before = self.order.before_the_processor(accesses.into_iter());
+        if !before.is_empty() {
+            event::wait_for_events(before).map_err(|code| failed(&self.lost, &self.context, code))?;
+        }
+        // SAFETY: by the contract.
+        unsafe {
+            match to {
+                Direction::ToDevice => std::ptr::copy_nonoverlapping(host, device, bytes),
+                Direction::ToHost => std::ptr::copy_nonoverlapping(device, host, bytes),
+            }
+        }
+        Ok(())
+    }
+
     /// Whether a fence has been reached, or which status a command before it failed with.
     fn is_reached(&mut self, fence: u64) -> Result<bool> {
         for (_, events) in self.fences.iter_mut().take_while(|(f, _)| *f <= fence) {
@@ -167,13 +195,13 @@ fn wait_list(list: &[cl_event]) -> (u32, *const cl_event) {
 }
 
 fn mine<'b>(b: &'b Buffer, context: &Arc<Context>) -> Option<&'b ClMemory> {
-    b.as_any().downcast_ref::<ClMemory>().filter(|m| Arc::ptr_eq(&m.context, context))
+    b.as_any().downcast_ref::<ClMemory>().filter(|m| m.is_of(context))
 }
 
 /// What a command does with a buffer. Memory of the host has one name, whoever uses it.
 fn accessed(m: &ClMemory, written: bool) -> Access {
-    match m.host.as_ref().and_then(|h| h.host_ptr()) {
-        Some(p) => Access::Host(HostRange { start: p.as_ptr() as usize, bytes: m.len, written }),
+    match m.host() {
+        Some(p) => Access::Host(HostRange { start: p.as_ptr() as usize, bytes: m.len(), written }),
         None => Access::Buffer { id: m.id, written },
     }
 }
@@ -334,7 +362,7 @@ impl Queue for ClQueue {
         if bytes == 0 {
             return Ok(());
         }
-        let (id, to_device) = (m.id, direction == Direction::ToDevice);
+        let (id, direct, to_device) = (m.id, m.direct(), direction == Direction::ToDevice);
         let range = HostRange { start: host as usize, bytes, written: !to_device };
         let accesses = [accessed(m, to_device), Access::Host(range)];
         match (method, direction) {
@@ -356,11 +384,24 @@ impl Queue for ClQueue {
                 self.keep.buffer(device);
                 Ok(())
             }
-            (Method::Mapped, _) => self.mapped(direction, (id, accesses), offset, host, bytes),
+            (Method::Mapped, _) => match direct {
+                // SAFETY: range checked; the host's is valid by the contract, and nobody has a pointer to the device's.
+                Some(p) => unsafe { self.direct(direction, accesses, p.as_ptr().add(offset), host, bytes) },
+                None => self.mapped(direction, (id, accesses), offset, host, bytes),
+            },
             (Method::Kernel, _) => {
                 Err(Error::Unsupported { device: self.context.name.clone(), what: "copies by kernel".into() })
             }
         }
+    }
+
+    unsafe fn post(&mut self, device: &Buffer, offset: usize, host: *const u8, bytes: usize) -> Result<()> {
+        let plain = self.mine(device).is_some_and(|m| m.direct().is_some());
+        let method = if plain { Method::Mapped } else { Method::Engine };
+        // SAFETY: by the contract; the bytes are only read, and awaited here.
+        unsafe { self.transfer(method, Direction::ToDevice, device, offset, host.cast_mut(), bytes)? };
+        let fence = self.fence()?;
+        self.wait(fence)
     }
 
     fn fill(&mut self, dst: &Buffer, offset: usize, bytes: usize, value: u8) -> Result<()> {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use forebay_hal::cache::Cache;
-use forebay_hal::{Buffer, Device, Direction, Kind};
+use forebay_hal::{Buffer, Device, Direction, Kind, Method};
 
 use super::curve::{Cost, Curve, Curves, Host, MAX_POINTS, Way};
 use super::pinned::Pinned;
@@ -22,6 +22,9 @@ const MISS_PERCENT: (u64, u64) = (150, 67);
 const MISS_NS: u64 = 2_000;
 /// Misses in a row, all to the same side, after which the curve is wrong and not the moment.
 const MISSES: i32 = 10;
+/// Where a copy can be one `memcpy`, those below this are, without asking how: nothing is faster for so few bytes, and the
+/// question would take a good part as long.
+const UNASKED: usize = 32 << 10;
 
 /// Moves data between the host and one device by the fastest way for every size.
 ///
@@ -50,6 +53,7 @@ pub struct Engine {
     departures: AtomicU64,
     cache: Cache,
     host_memory: bool,
+    plain: Option<Method>,
 }
 
 /// Curves and what follows from them.
@@ -120,8 +124,8 @@ impl Engine {
         let mapping = (device.info().kind == Kind::Cuda).then(Mutex::default);
         let (known, changing) = (ArcSwap::new(Known::new(curves, 0)), Mutex::default());
         let (generation, departures) = (AtomicU64::new(0), AtomicU64::new(0));
-        let host_memory = device.info().host_memory;
-        Arc::new(Engine { device, known, changing, generation, mapping, departures, cache, host_memory })
+        let (host_memory, plain) = (device.info().host_memory, device.plain_copy());
+        Arc::new(Engine { device, known, changing, generation, mapping, departures, cache, host_memory, plain })
     }
 
     /// Measures all ways anew, within `budget`, and stores what was found.
@@ -178,6 +182,12 @@ impl Engine {
         self.host_memory
     }
 
+    /// Below how many bytes a transfer without a deadline needs no plan, and the method by which it goes; 0 where all need one.
+    #[inline]
+    pub(super) fn unasked(&self) -> (usize, Method) {
+        self.plain.map_or((0, Method::Engine), |m| (UNASKED, m))
+    }
+
     /// Host memory that the device's kernels read and write in place: the host's handle and the device's.
     ///
     /// # Errors
@@ -212,6 +222,10 @@ impl Engine {
 
     /// The one way by which a transfer goes while nothing else is in flight; none if it has to be planned.
     pub(crate) fn way(&self, direction: Direction, bytes: u64, host: Host) -> Option<Way> {
+        let (unasked, plain) = self.unasked();
+        if bytes < unasked as u64 {
+            return Some(Way::Direct(plain));
+        }
         self.known.load().table.way(direction, bytes, host)
     }
 

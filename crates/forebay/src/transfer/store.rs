@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::curve::{Cost, Curve, Curves, Host, MAX_POINTS, Measured, Together, Way};
 
 /// Changes with the meaning of what is stored.
-const VERSION: &str = "transfer curves 1";
+const VERSION: &str = "transfer curves 2";
 
 #[derive(Serialize, Deserialize)]
 struct Stored {
@@ -29,7 +29,10 @@ fn key(device: &dyn Device) -> String {
     let model = cpu.lines().find(|l| l.starts_with("model name")).unwrap_or_default().to_owned();
     // Copies by our own code are slower without optimisation.
     let built = if cfg!(debug_assertions) { "debug" } else { "release" };
-    let parts = [VERSION, env!("CARGO_PKG_VERSION"), built, machine.trim(), &model, i.kind.name(), &i.name, &i.driver];
+    // The same way may be another on the same device (memory that the processor shares, or not).
+    let plain = device.plain_copy().map_or("", |m| m.name());
+    let version = env!("CARGO_PKG_VERSION");
+    let parts = [VERSION, version, built, machine.trim(), &model, i.kind.name(), &i.name, &i.driver, plain];
     Cache::key(&parts.map(str::as_bytes))
 }
 

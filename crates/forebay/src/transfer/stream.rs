@@ -17,9 +17,6 @@ use crate::error::Result;
 
 /// One in so many transfers is timed, to notice when a machine no longer is what calibration found.
 const SAMPLE: u32 = 16;
-/// Copies by the processor below this are made without asking how: nothing is faster than one `memcpy` for so few bytes, and the
-/// question would take a good part as long.
-const UNASKED: usize = 32 << 10;
 /// Transfers that may be in flight; the next one waits for the oldest.
 const MAX_IN_FLIGHT: usize = 64;
 
@@ -40,8 +37,9 @@ pub struct Stream {
     known: Arc<Known>,
     /// The queue does everything at once: it is the processor's, and there is nothing to wait for.
     at_once: bool,
-    /// Transfers of fewer bytes are made without asking how; 0 for none.
+    /// Transfers of fewer bytes are made by this method without asking how; 0 for none.
     unasked: usize,
+    plain: Method,
     wait: Wait,
     deadline: Option<u64>,
     forced: Option<Way>,
@@ -67,7 +65,7 @@ impl Stream {
         let ring = Ring::new(&**device)?;
         let (queue, side) = (device.queue()?, device.queue()?);
         let known = engine.known();
-        let at_once = engine.is_in_host_memory();
+        let (at_once, (unasked, plain)) = (engine.is_in_host_memory(), engine.unasked());
         Ok(Stream {
             // A number and nothing else: no order is needed.
             number: STREAMS.fetch_add(1, Ordering::Relaxed),
@@ -76,7 +74,8 @@ impl Stream {
             ring,
             known,
             at_once,
-            unasked: if at_once { UNASKED } else { 0 },
+            unasked,
+            plain,
             wait: Wait::shortly(device.info().kind),
             deadline: None,
             forced: None,
@@ -101,7 +100,7 @@ impl Stream {
 
     fn settings_changed(&mut self) {
         let as_planned = self.deadline.is_none() && self.forced.is_none();
-        self.unasked = if self.at_once && as_planned { UNASKED } else { 0 };
+        self.unasked = if as_planned { self.engine.unasked().0 } else { 0 };
     }
 
     /// How many transfers were not expected to meet their deadline (they were made all the same).
@@ -407,7 +406,7 @@ impl Stream {
         if bytes < self.unasked {
             // The queue looks at the range, too: once is enough while nothing is wrong.
             // SAFETY: by the contract; it is done when this returns.
-            let done = unsafe { self.queue.transfer(Method::Engine, direction, device, offset, p, bytes) };
+            let done = unsafe { self.queue.transfer(self.plain, direction, device, offset, p, bytes) };
             return done.or_else(|e| self.check(device, offset, bytes).and(Err(e.into())));
         }
         self.check(device, offset, bytes)?;

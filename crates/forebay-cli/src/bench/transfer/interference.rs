@@ -51,9 +51,10 @@ impl Either {
 /// Median, p99.9 and slowest, µs.
 type Times = [f64; 3];
 
+/// By `way`; without one as it is planned for the period as its deadline.
 fn measure(
     engine: &Arc<Engine>,
-    way: Way,
+    way: Option<Way>,
     host: Host,
     direction: Direction,
     bytes: usize,
@@ -61,11 +62,13 @@ fn measure(
 ) -> Result<Times> {
     let mut stream = if real_time {
         let mut s = engine.real_time(Budget::default())?;
-        s.stream().force(Some(way))?;
+        s.stream().force(way)?;
+        s.stream().set_deadline(way.is_none().then_some(PERIOD));
         Either::RealTime(Box::new(s))
     } else {
         let mut s = engine.stream()?;
-        s.force(Some(way))?;
+        s.force(way)?;
+        s.set_deadline(way.is_none().then_some(PERIOD));
         Either::Ordinary(Box::new(s))
     };
     let memory = engine.memory(bytes)?;
@@ -89,8 +92,8 @@ fn measure(
     Ok([0.5, 0.999, 1.0].map(|q| quantile(samples.clone(), q)))
 }
 
-/// A case: way, memory, direction, size.
-type Case = (Way, Host, Direction, usize);
+/// A case: way (or as planned), memory, direction, size.
+type Case = (Option<Way>, Host, Direction, usize);
 
 /// Every case, for ordinary and real-time streams.
 fn all(engine: &Arc<Engine>, cases: &[Case], what: &str) -> Result<Vec<[Times; 2]>> {
@@ -109,8 +112,8 @@ pub fn run(engine: &Arc<Engine>, found: &mut Found) -> std::result::Result<(), S
     let text = |e: forebay::Error| e.to_string();
     let device = engine.device();
     let kind = device.info().kind;
-    let pinned = ways(&**device, Host::Pinned).into_iter().map(|w| (w, Host::Pinned));
-    let by: Vec<_> = pinned.chain([(Way::Staged, Host::Pageable)]).collect();
+    let pinned = ways(&**device, Host::Pinned).into_iter().map(|w| (Some(w), Host::Pinned));
+    let by: Vec<_> = pinned.chain([(Some(Way::Staged), Host::Pageable), (None, Host::Pinned)]).collect();
     let each = |(w, h)| Direction::ALL.into_iter().flat_map(move |d| SIZES.map(move |s| (w, h, d, s)));
     let cases: Vec<Case> = by.into_iter().flat_map(each).collect();
     let scheduling = engine.real_time(Budget::default()).map_err(text)?.protection();
@@ -121,7 +124,8 @@ pub fn run(engine: &Arc<Engine>, found: &mut Found) -> std::result::Result<(), S
         let loaded = all(engine, &cases, &format!("under {}", load.name())).map_err(text)?;
         drop(running);
         for (((way, _, direction, bytes), idle), loaded) in cases.iter().zip(&idle).zip(&loaded) {
-            let what = format!("{} by {} {}", plot::bytes(*bytes as f64), way.name(), direction.name());
+            let way = way.map_or("as planned".into(), |w| format!("by {}", w.name()));
+            let what = format!("{} {way} {}", plot::bytes(*bytes as f64), direction.name());
             for (i, stat) in STATS.into_iter().enumerate() {
                 let row = Row::new(under(kind.name(), &what, load.name(), stat), "µs", Some(loaded[1][i]))
                     .peer("alone", Some(idle[1][i]))

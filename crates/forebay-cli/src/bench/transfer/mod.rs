@@ -86,7 +86,13 @@ impl Site {
 
     /// One transfer; what it took, µs. (Where it is shorter than what clocks can tell, one of several.)
     fn once(&mut self, path: Path, direction: Direction, host: Host, bytes: usize) -> Result<f64> {
-        let is_short = bytes <= SHORT && self.stream.engine().device().info().host_memory;
+        let device = self.stream.engine().device();
+        let is_plain = match (path, device.plain_copy()) {
+            (Path::Ours, Some(_)) => true,
+            (Path::By(way), Some(plain)) => way == Way::Direct(plain) || device.info().host_memory,
+            _ => device.info().host_memory,
+        };
+        let is_short = bytes <= SHORT && is_plain;
         let times = if is_short { AT_ONCE } else { 1 };
         match path {
             Path::Ours => self.stream.force(None)?,
