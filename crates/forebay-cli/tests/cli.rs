@@ -181,6 +181,7 @@ fn a_benchmark_goes_on_behind_parts_that_fail_die_or_hang() {
     let written: serde_json::Value =
         serde_json::from_str(&std::fs::read_to_string(machine.join("trial.json")).unwrap()).unwrap();
     assert_eq!(written["rows"], v["rows"]);
+    assert!(v["machine"]["stolen_percent"].as_f64().is_some_and(|p| (0.0..=100.0).contains(&p)), "{}", v["machine"]);
     std::fs::remove_dir_all(dir).unwrap();
 }
 

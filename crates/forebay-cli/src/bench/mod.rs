@@ -13,6 +13,7 @@ mod resident;
 mod schedulers;
 pub mod schema;
 mod sharing;
+mod stolen;
 mod transfer;
 
 use std::path::PathBuf;

@@ -13,6 +13,7 @@ use rustix::process::{Signal, set_parent_process_death_signal};
 use serde::{Deserialize, Serialize};
 
 use super::schema::{Report, Row};
+use super::stolen::Ticks;
 
 /// How long a part may take, if nothing else is said of it.
 const LIMIT: Duration = Duration::from_secs(40 * 60);
@@ -137,7 +138,7 @@ pub fn all(
     report: &mut Report,
     mut after: impl FnMut(&Report) -> Result<(), String>,
 ) -> Result<Vec<String>, String> {
-    let (n, mut failed) = (parts.len(), Vec::new());
+    let (n, mut failed, begun) = (parts.len(), Vec::new(), Ticks::now());
     for (i, part) in parts.into_iter().enumerate() {
         eprintln!("{}: {} ({} of {n})", report.bench, part.name, i + 1);
         let found = apart(&part).unwrap_or_else(|why| Found { failure: Some(why), ..Found::default() });
@@ -153,6 +154,7 @@ pub fn all(
             });
             failed.push(part.name);
         }
+        report.machine.stolen_percent = begun.zip(Ticks::now()).and_then(|(begun, now)| begun.stolen_until(now));
         after(report)?;
     }
     Ok(failed)

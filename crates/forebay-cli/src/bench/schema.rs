@@ -39,6 +39,9 @@ pub struct Machine {
     pub kernel: String,
     /// Devices beside the CPU: kind, name, driver.
     pub devices: Vec<String>,
+    /// What the machine's host took of its cores' time while the benchmark ran, percent; null where that is not known.
+    #[serde(default)]
+    pub stolen_percent: Option<f64>,
 }
 
 /// One measurement beside its peers, all of the same run.
@@ -150,6 +153,7 @@ impl Machine {
             memory_mib: cpu.memory_bytes >> 20,
             kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
             devices: devices[1..].iter().map(|d| describe(d.info())).collect(),
+            stolen_percent: None,
         }
     }
 
@@ -183,6 +187,9 @@ impl Report {
         );
         for d in &m.devices {
             let _ = writeln!(out, "{d}.");
+        }
+        if let Some(stolen) = m.stolen_percent {
+            let _ = writeln!(out, "While it ran the machine's host took {stolen:.2} % of the cores' time.");
         }
         let mut peers: Vec<&String> = self.rows.iter().flat_map(|r| r.peers.keys()).collect();
         peers.sort();
