@@ -655,6 +655,29 @@ fn streams_of_several_threads_share_an_engine() {
 }
 
 /// The runtime's blocks go by what was measured, once it was.
+/// How many copies the processor makes while a graph increments `n` numbers on devices of a kind, twenty times in a row.
+fn incremented(kind: Kind, n: u32) -> u64 {
+    let t = Template::array::<u32>([n as usize]);
+    let source = "KERNEL void inc(GLOBAL const uint *x, GLOBAL uint *y, uint n) {
+        uint i = gid_x(); if (i < n) y[i] = x[i] + 1u; }";
+    let mut g = Graph::new("inc");
+    let args = [Arg::port("x"), Arg::port("y"), Arg::Items(0)];
+    let launch = Launch::new(Source::Portable(source.into()), "inc", args);
+    let task = Task::new("inc").input("x", t).output("y", t).kernels(kind, [launch]);
+    let task = g.add(task).unwrap();
+    let (feed, drain) = (g.feed((task, "x"), 4).unwrap(), g.drain((task, "y"), 4).unwrap());
+    let runtime = Runtime::builder().devices(discover(&[kind]).0).build().unwrap();
+    let running = runtime.start(g).unwrap();
+    let data: Vec<u32> = (0..n).collect();
+    let mut last = Vec::new();
+    for _ in 0..20 {
+        running.push(feed, Datablock::from_slice(t, &data).unwrap()).unwrap();
+        last = running.pull(drain).unwrap().as_slice::<u32>().unwrap().to_vec();
+    }
+    assert!(last.iter().enumerate().all(|(i, v)| *v == i as u32 + 1), "{last:?}");
+    runtime.mapped().iter().sum()
+}
+
 #[test]
 fn small_blocks_are_moved_by_the_processor_where_that_is_faster() {
     const NAME: &str = "small_blocks_are_moved_by_the_processor_where_that_is_faster";
@@ -663,30 +686,8 @@ fn small_blocks_are_moved_by_the_processor_where_that_is_faster() {
         return stand_in::again_with(NAME, &[("FOREBAY_CACHE", cache.path().to_str().unwrap())]);
     }
     forebay::hal::cuda::use_rm(Arc::new(FakeRm::default()));
-    let run = |n: u32| -> (Vec<u32>, u64) {
-        let t = Template::array::<u32>([n as usize]);
-        let source = "KERNEL void inc(GLOBAL const uint *x, GLOBAL uint *y, uint n) {
-            uint i = gid_x(); if (i < n) y[i] = x[i] + 1u; }";
-        let mut g = Graph::new("inc");
-        let args = [Arg::port("x"), Arg::port("y"), Arg::Items(0)];
-        let launch = Launch::new(Source::Portable(source.into()), "inc", args);
-        let task = Task::new("inc").input("x", t).output("y", t).kernels(Kind::Cuda, [launch]);
-        let task = g.add(task).unwrap();
-        let (feed, drain) = (g.feed((task, "x"), 4).unwrap(), g.drain((task, "y"), 4).unwrap());
-        let runtime = Runtime::builder().devices(discover(&[Kind::Cuda]).0).build().unwrap();
-        let running = runtime.start(g).unwrap();
-        let data: Vec<u32> = (0..n).collect();
-        let mut last = Vec::new();
-        for _ in 0..20 {
-            running.push(feed, Datablock::from_slice(t, &data).unwrap()).unwrap();
-            last = running.pull(drain).unwrap().as_slice::<u32>().unwrap().to_vec();
-        }
-        (last, runtime.mapped().iter().sum())
-    };
-    let right = |got: &[u32]| got.iter().enumerate().all(|(i, v)| *v == i as u32 + 1);
     // Nothing was measured on this device yet.
-    let (got, mapped) = run(100);
-    assert!(right(&got) && mapped == 0, "{mapped}");
+    assert_eq!(incremented(Kind::Cuda, 100), 0);
     let d = devices().into_iter().find(|d| d.info().kind == Kind::Cuda).unwrap();
     // A thread is woken for every command of the stand-in, so it is faster; though not seen so while others compute.
     let mapped = || {
@@ -696,8 +697,17 @@ fn small_blocks_are_moved_by_the_processor_where_that_is_faster() {
         engine.plan(Direction::ToDevice, 400, Host::Pinned).pieces[0].way == Way::Direct(Method::Mapped)
     };
     assert!((0..20).any(|_| mapped()));
-    let (got, mapped) = run(100);
-    assert!(right(&got) && mapped > 0, "{mapped}");
+    assert!(incremented(Kind::Cuda, 100) > 0);
+}
+
+/// Where the processor has the device's memory, it needs no measurement for that.
+#[test]
+fn small_blocks_are_moved_by_the_processor_where_that_is_but_a_copy() {
+    let is_plain = |d: &Arc<dyn Device>| d.plain_copy() == Some(Method::Mapped);
+    match discover(&[Kind::OpenCl]).0 {
+        all if all.is_empty() => eprintln!("skipped: no OpenCL device here"),
+        all => assert_eq!(incremented(Kind::OpenCl, 100) > 0, all.iter().any(is_plain)),
+    }
 }
 
 #[test]
