@@ -104,6 +104,7 @@ fn on_a_device(kind: Kind) {
     for d in devices().iter().filter(|d| d.info().kind == kind) {
         every_way_keeps_every_byte(d, if kind == Kind::Cuda { 40 } else { 150 });
         batches_and_transfers_under_way(d);
+        a_split_transfer_comes_behind_one_that_is_under_way(d);
         refusals(d);
         split_halves_meet(d);
     }
@@ -225,6 +226,35 @@ fn batches_and_transfers_under_way(d: &Arc<dyn Device>) {
     let mut second = engine.stream().unwrap();
     let what = invalid(second.finish(begun).map(drop));
     assert!(what.contains("another stream"), "{what}");
+}
+
+/// Both halves of a split transfer come behind what was begun before it, on whichever queue they go.
+fn a_split_transfer_comes_behind_one_that_is_under_way(d: &Arc<dyn Device>) {
+    const BYTES: usize = 32 << 20;
+    let ways = [Way::Direct(Method::Engine), Way::Direct(Method::Mapped)];
+    if !Way::of(&**d).any(|w| w == ways[1]) || d.info().memory_bytes < 8 * BYTES as u64 {
+        return;
+    }
+    let engine = Engine::with_curves(d.clone(), lines(&ways.map(|w| (w, 1000, 100)), Some(100)));
+    let memory = engine.memory(BYTES).unwrap();
+    let mut stream = engine.stream().unwrap();
+    assert_eq!(engine.plan(Direction::ToDevice, BYTES as u64, Host::Pinned).pieces.len(), 2);
+    let filled = |v: u8| {
+        let mut p = engine.pinned(BYTES).unwrap();
+        p.fill(v);
+        p
+    };
+    let (first, mut back) = (filled(1), filled(9));
+    let first = stream.start_write(&memory, 0, first).unwrap();
+    stream.read(&memory, 0, &mut back).unwrap();
+    assert!(back.iter().all(|v| *v == 1), "{}: read before it was written", d.info().name);
+    let mut first = stream.finish(first).unwrap();
+    first.fill(2);
+    let first = stream.start_write(&memory, 0, first).unwrap();
+    stream.write(&memory, 0, &filled(3)).unwrap();
+    stream.finish(first).unwrap();
+    stream.read(&memory, 0, &mut back).unwrap();
+    assert!(back.iter().all(|v| *v == 3), "{}: overwritten by what was begun before", d.info().name);
 }
 
 fn invalid(r: Result<(), Error>) -> String {

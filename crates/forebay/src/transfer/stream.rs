@@ -443,6 +443,10 @@ impl Stream {
         if !pieces.iter().any(|p| p.way == Way::Direct(Method::Mapped)) {
             drop(mapping);
         }
+        if pieces.len() > 1 && !self.in_flight.is_empty() {
+            // The mapped half goes by a queue of its own, which knows nothing of what was started on the other.
+            self.settle()?;
+        }
         let begun = Instant::now();
         // SAFETY: by the contract.
         unsafe { self.go(&to, &pieces)? };
