@@ -33,7 +33,7 @@ fn a_gpu_that_cuda_cannot_compile_for_is_opencls() {
         return again(NAME, |dir| ("FOREBAY_NVRTC", dir.join("nowhere").display().to_string()));
     }
     let (found, told) = seen(&[Kind::Cuda, Kind::OpenCl]);
-    assert_eq!(found, ["opencl first", "opencl second", "opencl third", "opencl processor"]);
+    assert_eq!(found, ["opencl first", "opencl second", "opencl third", "opencl processor", "opencl board"]);
     let twice = "(no GPU) at 0000:41:00 is driven through OpenCL";
     assert!(told.iter().any(|t| t.starts_with("cuda") && t.contains(twice)), "{told:?}");
     // For moving data it needs no compiler.
@@ -50,19 +50,22 @@ fn a_gpu_that_two_interfaces_show_is_one_device() {
     let gpu = "cuda stand-in on the host (no GPU)";
     for kinds in [[Kind::OpenCl, Kind::Cuda], [Kind::Cuda, Kind::OpenCl]] {
         let (mut found, told) = seen(&kinds);
-        assert_eq!(found.iter().position(|d| d == gpu), Some(if kinds[0] == Kind::Cuda { 0 } else { 3 }), "{found:?}");
+        assert_eq!(found.iter().position(|d| d == gpu), Some(if kinds[0] == Kind::Cuda { 0 } else { 4 }), "{found:?}");
         found.retain(|d| d != gpu);
-        assert_eq!(found, ["opencl second", "opencl third", "opencl processor"]);
+        assert_eq!(found, ["opencl second", "opencl third", "opencl processor", "opencl board"]);
         let [first, again] = &told[..] else { panic!("{told:?}") };
         assert!(first.contains("first at 0000:41:00 is driven through CUDA"), "{first}");
         assert!(again.contains("second again at 0000:61:00 is driven through another platform"), "{again}");
     }
-    assert_eq!(contexts(), "second\nthird\nprocessor\n", "one that is left out takes no memory");
+    assert_eq!(contexts(), "second\nthird\nprocessor\nboard\n", "one that is left out takes no memory");
     // Who wants OpenCL has it, on all GPUs, and each is where it says.
     let (found, told) = seen(&[Kind::OpenCl]);
-    assert_eq!(found, ["opencl first", "opencl second", "opencl third", "opencl processor"]);
+    assert_eq!(found, ["opencl first", "opencl second", "opencl third", "opencl processor", "opencl board"]);
     assert!(told.len() == 1 && told[0].contains("second again"), "{told:?}");
     let places: Vec<_> = discover(&[Kind::OpenCl]).0.iter().map(|d| d.info().pci).collect();
     let at = |domain, bus| Some(PciAddress { domain, bus, device: 0 });
-    assert_eq!(places, [at(0, 0x41), at(0, 0x61), at(1, 0x61), None]);
+    assert_eq!(places, [at(0, 0x41), at(0, 0x61), at(1, 0x61), None, None]);
+    // What is neither GPU nor CPU has cores of its own.
+    let cores: Vec<_> = discover(&[Kind::OpenCl]).0.iter().map(|d| d.info().is_cpu).collect();
+    assert_eq!(cores, [false, false, false, true, false]);
 }

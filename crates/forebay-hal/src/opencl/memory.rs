@@ -20,11 +20,13 @@ use crate::{Buffer, Error, Memory, Result};
 /// `off`: memory of OpenCL devices is not shared with the processor, whatever the driver offers.
 const SHARED_VARIABLE: &str = "FOREBAY_OPENCL_SHARED";
 
-/// Whether all memory of a device that computes on the host's cores can be shared with the processor.
-pub(super) fn is_shared(id: cl_device_id) -> bool {
+/// Why memory of a device that computes on the host's cores cannot be shared with the processor; none where it can.
+pub(super) fn why_not_shared(id: cl_device_id) -> Option<String> {
     let able = device::get_device_info(id, device::CL_DEVICE_SVM_CAPABILITIES).map(u64::from).unwrap_or(0);
-    let unwanted = std::env::var(SHARED_VARIABLE).is_ok_and(|v| v == "off");
-    able & device::CL_DEVICE_SVM_FINE_GRAIN_BUFFER != 0 && !unwanted
+    if able & device::CL_DEVICE_SVM_FINE_GRAIN_BUFFER == 0 {
+        return Some("the driver has no fine-grained shared virtual memory".into());
+    }
+    std::env::var(SHARED_VARIABLE).is_ok_and(|v| v == "off").then(|| format!("{SHARED_VARIABLE} is off"))
 }
 
 pub(super) struct ClMemory {

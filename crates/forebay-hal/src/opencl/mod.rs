@@ -76,6 +76,8 @@ pub struct ClDevice {
     programs: Loaded<Program>,
     /// Its queues are out of order, and run commands side by side.
     free_queues: bool,
+    /// It is the processor, which does not share its memory, for this reason.
+    not_shared: Option<String>,
 }
 
 impl ClDevice {
@@ -88,12 +90,14 @@ impl ClDevice {
         let platform = device::get_device_info(id, device::CL_DEVICE_PLATFORM).map(isize::from);
         let named = |p: isize| platform::get_platform_info(p as cl_platform_id, platform::CL_PLATFORM_NAME);
         let platform = platform.and_then(named).map(String::from);
-        let gpu = number(device::CL_DEVICE_TYPE) & device::CL_DEVICE_TYPE_GPU != 0;
+        let is = |kind| number(device::CL_DEVICE_TYPE) & kind != 0;
+        let (gpu, cpu) = (is(device::CL_DEVICE_TYPE_GPU), is(device::CL_DEVICE_TYPE_CPU));
         let name = of.map_or_else(
             || text(device::CL_DEVICE_NAME),
             |d| format!("{} ({units} of {} compute units)", d.name, d.compute_units),
         );
         let limit = crate::memory::allowed(number(device::CL_DEVICE_GLOBAL_MEM_SIZE));
+        let not_shared = memory::why_not_shared(id).filter(|_| cpu);
         let ctx = check("clCreateContext", &name, context::create_context(&[id], null(), None, null_mut()))?;
         Ok(ClDevice {
             info: DeviceInfo {
@@ -104,7 +108,7 @@ impl ClDevice {
                 // 64 lanes per compute unit on GPUs; on CPUs slightly below our own CPU device, which needs no copies.
                 strength: u64::from(units) * u64::from(mhz.max(1)) * if gpu { 64 } else { 7 },
                 host_memory: false,
-                is_cpu: !gpu,
+                is_cpu: cpu,
                 pci: of.map_or_else(|| list::place(id), |whole| whole.pci),
                 name: name.clone(),
             },
@@ -113,12 +117,13 @@ impl ClDevice {
                 device: id,
                 is_part: of.is_some(),
                 name,
-                is_shared: !gpu && memory::is_shared(id),
+                is_shared: cpu && not_shared.is_none(),
                 allocated: AtomicU64::new(0),
                 limit,
             }),
             cache: Cache::user(),
             programs: Loaded::default(),
+            not_shared,
             free_queues: platform.is_ok_and(|name| name.trim() == SIDE_BY_SIDE)
                 && number(device::CL_DEVICE_QUEUE_ON_HOST_PROPERTIES) & cq::CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE != 0,
         })
@@ -300,6 +305,11 @@ impl Device for ClDevice {
 
     fn plain_copy(&self) -> Option<Method> {
         self.context.is_shared.then_some(Method::Mapped)
+    }
+
+    fn without(&self) -> Vec<String> {
+        let told = |why| format!("copies by the processor without map and unmap: {why}");
+        self.not_shared.iter().map(told).collect()
     }
 
     fn split(&self, units: u32) -> Result<[Arc<dyn Device>; 2]> {

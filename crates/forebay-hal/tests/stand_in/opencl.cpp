@@ -2,7 +2,8 @@
 // which a context is made is named in the file STAND_IN_CONTEXTS.
 //
 // The first platform has a GPU at bus 0x41 and one at 0x61, both told as Khronos has it; the second has the latter once
-// more, told as NVIDIA's drivers once did, one at the same bus of another domain, and a processor, which is on no bus.
+// more, told as NVIDIA's drivers once did, one at the same bus of another domain, and a processor and a board of another kind,
+// which say of no bus that they are on it.
 
 #include <cstdint>
 #include <cstdlib>
@@ -14,12 +15,13 @@
 struct Device {
   int platform;
   const char* name;
-  bool is_gpu;
+  uint64_t type;
   uint32_t domain, bus;
 };
+enum { CPU = 2, GPU = 4, ACCELERATOR = 8 };
 static const Device DEVICES[] = {
-    {0, "first", true, 0, 0x41}, {0, "second", true, 0, 0x61}, {1, "second again", true, 0, 0x61},
-    {1, "third", true, 1, 0x61}, {1, "processor", false, 0, 0},
+    {0, "first", GPU, 0, 0x41}, {0, "second", GPU, 0, 0x61}, {1, "second again", GPU, 0, 0x61},
+    {1, "third", GPU, 1, 0x61}, {1, "processor", CPU, 0, 0}, {1, "board", ACCELERATOR, 0, 0},
 };
 static const char* PLATFORMS[] = {"one", "two"};
 
@@ -54,19 +56,19 @@ API int clGetDeviceIDs(void* p, uint64_t, uint32_t room, void** to, uint32_t* n)
 }
 API int clGetDeviceInfo(void* id, uint32_t what, size_t room, void* to, size_t* needed) {
   auto& d = *(const Device*)id;
-  const bool first = d.platform == 0;
+  const bool first = d.platform == 0, is_gpu = d.type == GPU;
   const uint32_t place[4] = {d.domain, d.bus, 0, 0}, slot = 0, units = 4;
-  const uint64_t type = d.is_gpu ? 4 : 2, memory = 1 << 30;
+  const uint64_t memory = 1 << 30;
   const void* platform = &PLATFORMS[d.platform];
   switch (what) {
-    case 0x1000: return answer(&type, 8, room, to, needed);
+    case 0x1000: return answer(&d.type, 8, room, to, needed);
     case 0x1002: return answer(&units, 4, room, to, needed);
     case 0x101F: return answer(&memory, 8, room, to, needed);
     case 0x102B: return answer(d.name, strlen(d.name) + 1, room, to, needed);
     case 0x1031: return answer(&platform, 8, room, to, needed);
     case 0x410F: return first ? answer(place, 16, room, to, needed) : INVALID_VALUE;
-    case 0x4008: return !first && d.is_gpu ? answer(&d.bus, 4, room, to, needed) : INVALID_VALUE;
-    case 0x4009: return !first && d.is_gpu ? answer(&slot, 4, room, to, needed) : INVALID_VALUE;
+    case 0x4008: return !first && is_gpu ? answer(&d.bus, 4, room, to, needed) : INVALID_VALUE;
+    case 0x4009: return !first && is_gpu ? answer(&slot, 4, room, to, needed) : INVALID_VALUE;
     case 0x400A: return !first && d.domain ? answer(&d.domain, 4, room, to, needed) : INVALID_VALUE;
     default: return INVALID_VALUE;
   }
