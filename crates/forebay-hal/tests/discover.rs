@@ -68,4 +68,6 @@ fn a_gpu_that_two_interfaces_show_is_one_device() {
     // What is neither GPU nor CPU has cores of its own.
     let cores: Vec<_> = discover(&[Kind::OpenCl]).0.iter().map(|d| d.info().is_cpu).collect();
     assert_eq!(cores, [false, false, false, true, false]);
+    let compile: Vec<_> = discover(&[Kind::OpenCl]).0.iter().map(|d| d.compiles().is_ok()).collect();
+    assert_eq!(compile, [true, true, true, true, false]);
 }

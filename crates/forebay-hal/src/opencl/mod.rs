@@ -299,6 +299,17 @@ impl Device for ClDevice {
         })
     }
 
+    fn compiles(&self) -> Result<()> {
+        // Boards whose kernels are made elsewhere, in hours. Whoever does not tell has one, as every full profile must.
+        match device::get_device_info(self.context.device, device::CL_DEVICE_COMPILER_AVAILABLE).map(u32::from) {
+            Ok(0) => {
+                let what = "kernels that come as text: its driver has no compiler".into();
+                Err(Error::Unsupported { device: self.info.name.clone(), what })
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn methods(&self) -> &[Method] {
         &[Method::Engine, Method::Mapped]
     }

@@ -2,8 +2,8 @@
 // which a context is made is named in the file STAND_IN_CONTEXTS.
 //
 // The first platform has a GPU at bus 0x41 and one at 0x61, both told as Khronos has it; the second has the latter once
-// more, told as NVIDIA's drivers once did, one at the same bus of another domain, and a processor and a board of another kind,
-// which say of no bus that they are on it.
+// more, told as NVIDIA's drivers once did, one at the same bus of another domain, and a processor and a board of another kind
+// that has no compiler, which are on no bus.
 
 #include <cstdint>
 #include <cstdlib>
@@ -57,13 +57,14 @@ API int clGetDeviceIDs(void* p, uint64_t, uint32_t room, void** to, uint32_t* n)
 API int clGetDeviceInfo(void* id, uint32_t what, size_t room, void* to, size_t* needed) {
   auto& d = *(const Device*)id;
   const bool first = d.platform == 0, is_gpu = d.type == GPU;
-  const uint32_t place[4] = {d.domain, d.bus, 0, 0}, slot = 0, units = 4;
+  const uint32_t place[4] = {d.domain, d.bus, 0, 0}, slot = 0, units = 4, compiles = d.type != ACCELERATOR;
   const uint64_t memory = 1 << 30;
   const void* platform = &PLATFORMS[d.platform];
   switch (what) {
     case 0x1000: return answer(&d.type, 8, room, to, needed);
     case 0x1002: return answer(&units, 4, room, to, needed);
     case 0x101F: return answer(&memory, 8, room, to, needed);
+    case 0x1028: return answer(&compiles, 4, room, to, needed);
     case 0x102B: return answer(d.name, strlen(d.name) + 1, room, to, needed);
     case 0x1031: return answer(&platform, 8, room, to, needed);
     case 0x410F: return first ? answer(place, 16, room, to, needed) : INVALID_VALUE;

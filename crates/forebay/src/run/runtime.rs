@@ -250,13 +250,13 @@ impl RuntimeBuilder {
     }
 }
 
-/// What a runtime uses when nothing is said: all CUDA devices, or else OpenCL devices that are no CPUs; the first ones, where
+/// What a runtime uses when nothing is said: all CUDA devices, or else OpenCL devices that are no CPUs and can compile; the first ones, where
 /// there are more than it can have. NVIDIA's driver brings a compiler for OpenCL along, and none for CUDA.
 fn accelerators() -> Vec<Arc<dyn Device>> {
     let (mut found, _) = forebay_hal::discover(&[Kind::Cuda]);
     if found.iter().all(|d| d.compiles().is_err()) {
         let (mut others, _) = forebay_hal::discover(&[Kind::OpenCl]);
-        others.retain(|d| !d.info().is_cpu);
+        others.retain(|d| !d.info().is_cpu && d.compiles().is_ok());
         if !others.is_empty() {
             found = others;
         }
