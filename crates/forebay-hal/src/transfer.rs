@@ -28,8 +28,8 @@ impl Direction {
 pub enum Method {
     /// A command to the device. CUDA: the copy engine. OpenCL: the driver's read and write commands. CPU: `memcpy`.
     Engine,
-    /// The processor's own loads and stores into the device's memory. CUDA: through the aperture. OpenCL: map and unmap.
-    /// CPU: stores that bypass the caches. Begins when everything before it in the queue has ended, and has arrived on
+    /// The processor's own loads and stores into the device's memory. CUDA: through the aperture. OpenCL: into memory
+    /// that both sides share, or else by map and unmap. CPU: stores that bypass the caches. Begins when everything before it in the queue has ended, and has arrived on
     /// return.
     Mapped,
     /// Many cores. CUDA: a kernel that reads or writes page-locked host memory. CPU: all workers.

@@ -396,10 +396,13 @@ impl Queue for ClQueue {
     }
 
     unsafe fn post(&mut self, device: &Buffer, offset: usize, host: *const u8, bytes: usize) -> Result<()> {
-        let plain = self.mine(device).is_some_and(|m| m.direct().is_some());
-        let method = if plain { Method::Mapped } else { Method::Engine };
+        let host = host.cast_mut();
+        if self.mine(device).is_some_and(|m| m.direct().is_some()) {
+            // SAFETY: by the contract; the bytes are only read, and have arrived when it returns.
+            return unsafe { self.transfer(Method::Mapped, Direction::ToDevice, device, offset, host, bytes) };
+        }
         // SAFETY: by the contract; the bytes are only read, and awaited here.
-        unsafe { self.transfer(method, Direction::ToDevice, device, offset, host.cast_mut(), bytes)? };
+        unsafe { self.transfer(Method::Engine, Direction::ToDevice, device, offset, host, bytes)? };
         let fence = self.fence()?;
         self.wait(fence)
     }

@@ -250,8 +250,8 @@ impl RuntimeBuilder {
     }
 }
 
-/// What a runtime uses when nothing is said: all CUDA devices, or else OpenCL devices that are no CPUs and can compile; the first ones, where
-/// there are more than it can have. NVIDIA's driver brings a compiler for OpenCL along, and none for CUDA.
+/// What a runtime uses when nothing is said: all CUDA devices, or else OpenCL devices that are no CPUs and can compile; the
+/// first ones, where there are more than it can have. NVIDIA's driver brings a compiler for OpenCL along, and none for CUDA.
 fn accelerators() -> Vec<Arc<dyn Device>> {
     let (mut found, _) = forebay_hal::discover(&[Kind::Cuda]);
     if found.iter().all(|d| d.compiles().is_err()) {

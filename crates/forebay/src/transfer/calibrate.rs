@@ -62,9 +62,7 @@ impl Bench {
     /// What a copy takes: the mean of some, where one is too short for clocks that go by steps of 10 ns.
     fn once(&mut self, way: Way, direction: Direction, host: Host, bytes: usize) -> Result<Duration> {
         self.stream.force(Some(way))?;
-        let device = self.stream.engine().device();
-        let is_plain = device.info().host_memory || device.plain_copy().is_some_and(|m| way == Way::Direct(m));
-        let is_short = bytes <= SHORT && is_plain;
+        let is_short = bytes <= SHORT && way.is_copy_by_host(&**self.stream.engine().device());
         let times = if is_short { AT_ONCE } else { 1 };
         let begun = Instant::now();
         for _ in 0..times {

@@ -150,6 +150,11 @@ impl Way {
         }
     }
 
+    /// Whether it is but a copy within the host's memory by threads of the program: of few bytes too short for some clocks.
+    pub fn is_copy_by_host(self, device: &dyn Device) -> bool {
+        device.info().host_memory || device.plain_copy().is_some_and(|m| self == Way::Direct(m))
+    }
+
     /// Those that a device has.
     pub fn of(device: &dyn Device) -> impl Iterator<Item = Way> + '_ {
         Way::ALL.into_iter().filter(|w| match w {

@@ -87,12 +87,12 @@ impl Site {
     /// One transfer; what it took, µs. (Where it is shorter than what clocks can tell, one of several.)
     fn once(&mut self, path: Path, direction: Direction, host: Host, bytes: usize) -> Result<f64> {
         let device = self.stream.engine().device();
-        let is_plain = match (path, device.plain_copy()) {
-            (Path::Ours, Some(_)) => true,
-            (Path::By(way), Some(plain)) => way == Way::Direct(plain) || device.info().host_memory,
-            _ => device.info().host_memory,
+        let by_host = match path {
+            Path::Ours => device.plain_copy().is_some(),
+            Path::By(way) => way.is_copy_by_host(&**device),
+            Path::Queue | Path::Cuda(_) => device.info().host_memory,
         };
-        let is_short = bytes <= SHORT && is_plain;
+        let is_short = bytes <= SHORT && by_host;
         let times = if is_short { AT_ONCE } else { 1 };
         match path {
             Path::Ours => self.stream.force(None)?,
