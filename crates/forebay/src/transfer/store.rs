@@ -76,7 +76,39 @@ pub(super) fn save(cache: &Cache, device: &dyn Device, curves: &Curves) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_hal::Kind;
+    use forebay_hal::{Buffer, DeviceInfo, Kernel, Kind, Method, Queue, Source};
+
+    /// A device whose memory the processor shares.
+    struct Shared<'a>(&'a dyn Device);
+
+    impl Device for Shared<'_> {
+        fn info(&self) -> &DeviceInfo {
+            self.0.info()
+        }
+        fn alloc(&self, bytes: usize) -> forebay_hal::Result<Buffer> {
+            self.0.alloc(bytes)
+        }
+        fn compile(&self, source: &Source, entry: &str) -> forebay_hal::Result<Kernel> {
+            self.0.compile(source, entry)
+        }
+        fn queue(&self) -> forebay_hal::Result<Box<dyn Queue>> {
+            self.0.queue()
+        }
+        fn allocated(&self) -> u64 {
+            self.0.allocated()
+        }
+        fn plain_copy(&self) -> Option<Method> {
+            Some(Method::Mapped)
+        }
+    }
+
+    #[test]
+    fn memory_that_the_processor_shares_has_curves_of_its_own() {
+        let (devices, _) = forebay_hal::discover(&[Kind::Sim]);
+        let as_it_is = &*devices[0];
+        assert_ne!(key(as_it_is), key(&Shared(as_it_is)));
+        assert_eq!(key(&Shared(as_it_is)), key(&Shared(as_it_is)));
+    }
 
     #[test]
     fn curves_come_back_and_what_cannot_be_is_not_believed() {
