@@ -55,7 +55,7 @@ pub(super) struct Views {
     host: Option<Buffer>,
     host_state: Residency,
     devices: Vec<DeviceView>,
-    /// Copies from the host view that may still be running.
+    /// Copies from the host view that may still be running, and copies to it that were for nothing.
     host_readers: Vec<(Arc<DeviceHandle>, Fence)>,
     /// A copy to the host view that was sent ahead of any reader; the view is Invalid until it has been awaited.
     arriving: Option<(Arc<DeviceHandle>, Fence)>,
@@ -116,8 +116,13 @@ impl Views {
         if let Some(p) = home {
             p.read_on_host.store(false, Ordering::Relaxed);
         }
-        // The device that copies does it before it writes.
-        if by.is_some_and(|by| Arc::ptr_eq(by, &d)) { Ok(()) } else { Ok(d.wait(fence)?) }
+        if by.is_some_and(|by| Arc::ptr_eq(by, &d)) {
+            // The device that copies does it before it writes; whoever writes the host view waits for it.
+            self.host_readers.retain(|(o, _)| !Arc::ptr_eq(o, &d));
+            self.host_readers.push((d, fence));
+            return Ok(());
+        }
+        Ok(d.wait(fence)?)
     }
 
     fn wait_host_readers(&mut self) -> Result<()> {
@@ -543,6 +548,51 @@ mod tests {
             // Each block went to the first device and came back from the second one by the host, and by no other way.
             let moved = [&a, &b].map(|d| d.copied.load(Ordering::Relaxed) / bytes as u64);
             assert_eq!((moved, b.peer.load(Ordering::Relaxed)), ([20, 20], 40 * bytes as u64));
+        }
+    }
+
+    /// A copy to the host that nobody waited for, since the device wrote the block again, is not behind what the host writes.
+    #[test]
+    fn what_the_host_writes_is_not_overwritten_by_what_was_sent_there_in_vain() {
+        if !stand_in::is_here() {
+            let variables = [("STAND_IN_DEVICES", "1"), ("STAND_IN_DELAYS", "1")];
+            let name =
+                "block::views::tests::what_the_host_writes_is_not_overwritten_by_what_was_sent_there_in_vain";
+            return stand_in::again_with(name, &variables);
+        }
+        for bytes in [1000usize, 300_000] {
+            let [a] = handles();
+            let pool = Pool::new(Template::array::<u8>([bytes]), None);
+            // SAFETY: not closed yet.
+            let p = unsafe { pool.as_ref() };
+            // What came back is handed out whoever still uses it.
+            p.set_ahead(1);
+            let mut first = p.acquire();
+            fill(&mut first, &a, 1);
+            // The next ones are sent where this one was read.
+            assert_eq!(first.as_slice::<u8>().unwrap()[0], 1);
+            drop(first);
+            for i in 0..10u8 {
+                p.read_on_host.store(true, Ordering::Relaxed);
+                delay(&a);
+                let mut sent = p.acquire();
+                let address = sent.0;
+                let on_device = sent.write_on(&a, false).unwrap();
+                a.lock().queue.fill(&on_device, 0, bytes, 100).unwrap();
+                sent.send_home(&a, true).unwrap();
+                // Written again where it was, and then by the host: in the same handle, or after it has been in the pool.
+                sent.write_on(&a, false).unwrap();
+                if i % 2 == 0 {
+                    drop(sent);
+                    sent = p.acquire();
+                    assert_eq!(sent.0, address);
+                }
+                sent.assign(&vec![i; bytes]).unwrap();
+                a.finish().unwrap();
+                assert_eq!(sent.as_slice::<u8>().unwrap(), vec![i; bytes]);
+            }
+            // SAFETY: nothing is acquired after this.
+            unsafe { Pool::close(pool) };
         }
     }
 
