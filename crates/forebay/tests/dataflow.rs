@@ -402,6 +402,103 @@ fn a_task_may_stop_or_let_go_of_its_own_graph_and_is_refused_a_reset() {
     }
 }
 
+/// Whoever calls what when: in the end the graph does what it was told last, and works.
+#[test]
+fn several_threads_may_stop_run_and_reset_one_graph() {
+    const TASKS: u64 = 200;
+    for rt in runtimes() {
+        // Many ends to open and close take a while, in which others call.
+        let mut g = Graph::new("many");
+        let ends: Vec<(Feed, Drain)> = (0..TASKS)
+            .map(|i| {
+                let t = g.add(add(&format!("t{i}"), i)).unwrap();
+                (g.feed((t, "x"), 2).unwrap(), g.drain((t, "x"), 2).unwrap())
+            })
+            .collect();
+        let run = rt.start(g).unwrap();
+        let works = |v: u64| {
+            run.run().unwrap();
+            assert_eq!(run.state(), GraphState::Running);
+            for (feed, _) in &ends {
+                push(&run, *feed, v);
+            }
+            for (i, (_, drain)) in (0..).zip(&ends) {
+                let out = run.pull_timeout(*drain, Duration::from_secs(10)).unwrap();
+                assert_eq!(out.as_slice::<u64>().unwrap(), [v + i]);
+            }
+        };
+        let together = std::sync::Barrier::new(2);
+        for round in 0..5u64 {
+            for _ in 0..20 {
+                // One is told to run while another one is about to stop it.
+                run.run().unwrap();
+                std::thread::scope(|s| {
+                    s.spawn(|| {
+                        together.wait();
+                        run.stop().unwrap();
+                    });
+                    together.wait();
+                    while run.state() == GraphState::Running {
+                        std::hint::spin_loop();
+                    }
+                    run.run().unwrap();
+                });
+                works(round);
+            }
+            std::thread::scope(|s| {
+                for thread in 0..3u64 {
+                    let (run, ends) = (&run, &ends);
+                    s.spawn(move || {
+                        let mut x = round * 8 + thread + 1;
+                        for _ in 0..20 {
+                            x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                            let (feed, drain) = ends[(x >> 32) as usize % ends.len()];
+                            match x >> 61 {
+                                0 | 1 => run.stop().unwrap(),
+                                2 => run.reset().unwrap(),
+                                3 | 4 => run.run().unwrap(),
+                                5 | 6 => drop(run.try_push(feed, Datablock::scalar(x).unwrap())),
+                                _ => drop(run.try_pull(drain)),
+                            }
+                        }
+                    });
+                }
+            });
+            run.reset().unwrap();
+            assert_eq!(run.state(), GraphState::Stopped);
+            works(100 + round);
+        }
+    }
+}
+
+#[test]
+fn a_task_cannot_set_going_what_somebody_stops_who_waits_for_it() {
+    let rt = Runtime::builder().cpu_only().build().unwrap();
+    let own: Arc<std::sync::OnceLock<Running>> = Arc::default();
+    let (seen, (tell, said)) = (own.clone(), std::sync::mpsc::channel());
+    let mut g = Graph::new("own");
+    let (begins, begun) = std::sync::mpsc::channel();
+    let t = g.add(Task::new("t").input("x", word()).host(move |_| {
+        begins.send(())?;
+        let run = seen.get().ok_or("no graph")?;
+        while run.state() == GraphState::Running {
+            std::thread::yield_now();
+        }
+        tell.send(run.run().map_err(|e| e.to_string()))?;
+        Ok(())
+    }));
+    let feed = g.feed((t.unwrap(), "x"), 1).unwrap();
+    let run = own.get_or_init(|| rt.start(g).unwrap());
+    run.push(feed, Datablock::scalar(1u64).unwrap()).unwrap();
+    begun.recv_timeout(Duration::from_secs(10)).unwrap();
+    run.stop().unwrap();
+    let refused = said.recv_timeout(Duration::from_secs(10)).unwrap().unwrap_err();
+    assert!(refused.contains("cannot be run from inside a task"), "{refused}");
+    assert_eq!(run.state(), GraphState::Stopped);
+    run.run().unwrap();
+    assert_eq!(run.state(), GraphState::Running);
+}
+
 #[test]
 fn a_blocked_pull_ends_when_the_graph_stops() {
     let rt = Runtime::builder().cpu_only().build().unwrap();

@@ -556,8 +556,7 @@ mod tests {
     fn what_the_host_writes_is_not_overwritten_by_what_was_sent_there_in_vain() {
         if !stand_in::is_here() {
             let variables = [("STAND_IN_DEVICES", "1"), ("STAND_IN_DELAYS", "1")];
-            let name =
-                "block::views::tests::what_the_host_writes_is_not_overwritten_by_what_was_sent_there_in_vain";
+            let name = "block::views::tests::what_the_host_writes_is_not_overwritten_by_what_was_sent_there_in_vain";
             return stand_in::again_with(name, &variables);
         }
         for bytes in [1000usize, 300_000] {

@@ -232,8 +232,10 @@ impl Task {
     }
 
     pub(crate) fn no_port(&self, port: &str) -> Error {
-        let names: Vec<&str> =
-            self.inputs.iter().map(|p| p.name.as_str()).chain(self.outputs.iter().map(|p| p.name.as_str())).collect();
+        let mut names: Vec<&str> = self.inputs.iter().map(|p| p.name.as_str()).collect();
+        // What is changed in place is both.
+        let others = self.outputs.iter().map(|p| p.name.as_str()).filter(|n| !self.inputs.iter().any(|i| i.name == *n));
+        names.extend(others);
         Error::NoPort { task: self.name.clone(), port: port.into(), known: names.join(", ") }
     }
 

@@ -26,7 +26,7 @@ pub(crate) fn job(node: &Node) -> Job {
 /// # Safety
 /// `data` is a node that the caller of this job owns.
 unsafe fn run_node(data: *const (), worker: &Worker) {
-    // SAFETY: owned nodes stay alive (running.rs, `quiesce`).
+    // SAFETY: owned nodes stay alive (life.rs, `quiesce`).
     let node = unsafe { &*data.cast::<Node>() };
     own(node, worker);
 }

@@ -7,6 +7,7 @@ mod fuse;
 mod gate;
 mod host;
 mod issue;
+mod life;
 pub(crate) mod node;
 mod notify;
 mod ring;
@@ -16,6 +17,7 @@ mod scratch;
 mod trace;
 mod width;
 
-pub use running::{ChannelStats, GraphState, Running, Snapshot, TaskStats};
+pub use life::GraphState;
+pub use running::{ChannelStats, Running, Snapshot, TaskStats};
 pub use runtime::{MAX_DEVICES, Runtime, RuntimeBuilder};
 pub use trace::{CopySpan, Recording, Span, TRACE_VARIABLE};

@@ -12,13 +12,12 @@ use smallvec::SmallVec;
 
 use super::dispatch::Running;
 use super::host::HostEnd;
+use super::life::Life;
 use super::notify::Notify;
 use super::ring::Ring;
-use super::running::GraphState;
 use super::runtime::RuntimeInner;
 use super::trace::Trace;
 use crate::block::{Datablock, Inner, Pool};
-use crate::error::Error;
 use crate::graph::{Predicate, Work};
 use crate::place::Adapt;
 use crate::resident::Resident;
@@ -33,9 +32,7 @@ pub(crate) struct Core {
     pub(crate) nodes: Box<[Node]>,
     pub(crate) channels: Box<[Chan]>,
     pub(crate) runtime: Arc<RuntimeInner>,
-    /// No new invocation starts while set.
-    pub(crate) stopping: AtomicBool,
-    pub(crate) state: Mutex<(GraphState, Option<Error>)>,
+    pub(crate) life: Life,
     /// Nice value of the thread that asked last (proxy priority).
     pub(crate) nice: AtomicI32,
     pub(crate) trace: Option<Trace>,
@@ -466,7 +463,7 @@ impl Node {
     /// The graph; valid while the task is owned, since teardown waits until nobody owns any task.
     #[inline]
     pub(crate) fn core(&self) -> &Core {
-        // SAFETY: set by `bind` before the first job; the graph outlives owned tasks (running.rs, `quiesce`).
+        // SAFETY: set by `bind` before the first job; the graph outlives owned tasks (life.rs, `quiesce`).
         unsafe { &*self.core.load(Ordering::Relaxed) }
     }
 
@@ -477,43 +474,5 @@ impl Node {
             return g;
         }
         self.default_geometry
-    }
-}
-
-impl Core {
-    pub(crate) fn stopping(&self) -> bool {
-        self.stopping.load(Ordering::SeqCst)
-    }
-
-    /// Ends the graph with an error; the first one counts.
-    #[cold]
-    pub(crate) fn fail(&self, e: Error) {
-        {
-            let mut s = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-            if s.0 == GraphState::Failed || s.0 == GraphState::TornDown {
-                return;
-            }
-            *s = (GraphState::Failed, Some(e));
-        }
-        self.stopping.store(true, Ordering::SeqCst);
-        self.wake_hosts();
-    }
-
-    pub(crate) fn wake_hosts(&self) {
-        for c in &self.channels {
-            if let Some(h) = &c.host {
-                h.wake_all();
-            }
-        }
-    }
-
-    /// Why nothing can be pushed or pulled, if so.
-    pub(crate) fn refusal(&self) -> Option<Error> {
-        let s = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        match (&s.0, &s.1) {
-            (GraphState::Running, _) => None,
-            (_, Some(e)) => Some(e.clone()),
-            (state, None) => Some(Error::NotRunning { graph: self.name.clone(), state: state.name() }),
-        }
     }
 }

@@ -17,31 +17,6 @@ use crate::block::Datablock;
 use crate::error::{Error, Result};
 use crate::graph::{Drain, Feed, TaskId};
 
-/// State of a graph.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GraphState {
-    /// Tasks run as their inputs arrive.
-    Running,
-    /// Nothing runs; channels keep their contents.
-    Stopped,
-    /// A task failed; the graph can be reset.
-    Failed,
-    /// Gone for good.
-    TornDown,
-}
-
-impl GraphState {
-    /// Its name in messages.
-    pub fn name(self) -> &'static str {
-        match self {
-            GraphState::Running => "running",
-            GraphState::Stopped => "stopped",
-            GraphState::Failed => "failed",
-            GraphState::TornDown => "torn down",
-        }
-    }
-}
-
 /// Numbers of one task.
 #[derive(Clone, Debug)]
 pub struct TaskStats {
@@ -96,7 +71,7 @@ const GRACE: Duration = Duration::from_millis(20);
 
 /// A graph that was started. Dropping it tears it down.
 pub struct Running {
-    core: Arc<Core>,
+    pub(super) core: Arc<Core>,
 }
 
 /// The nice value of the calling thread; real-time threads count as -21.
@@ -181,10 +156,7 @@ impl Running {
         woken: &mut Option<&'a Node>,
     ) -> Option<Result<()>> {
         if closed || self.core.stopping() {
-            return Some(Err(self.core.refusal().unwrap_or_else(|| Error::NotRunning {
-                graph: self.core.name.clone(),
-                state: GraphState::Stopped.name(),
-            })));
+            return Some(Err(self.core.refusal()));
         }
         if !c.ring.has_room() {
             return None;
@@ -234,10 +206,7 @@ impl Running {
             return Some(Ok(unsafe { Datablock::from_raw(p) }));
         }
         if closed || self.core.stopping() {
-            return Some(Err(self.core.refusal().unwrap_or_else(|| Error::NotRunning {
-                graph: self.core.name.clone(),
-                state: GraphState::Stopped.name(),
-            })));
+            return Some(Err(self.core.refusal()));
         }
         None
     }
@@ -385,93 +354,6 @@ impl Running {
         })
     }
 
-    /// The graph's state.
-    pub fn state(&self) -> GraphState {
-        self.core.state.lock().unwrap_or_else(PoisonError::into_inner).0
-    }
-
-    /// The error that ended the graph, if one did.
-    pub fn error(&self) -> Option<Error> {
-        self.core.state.lock().unwrap_or_else(PoisonError::into_inner).1.clone()
-    }
-
-    /// Stops the graph: no further invocation starts, and those that run are waited for. Channels keep their contents;
-    /// [`Running::run`] goes on. From inside a task nothing is waited for, since that might be the task itself.
-    ///
-    /// # Errors
-    /// [`Error::NotRunning`] after teardown.
-    pub fn stop(&self) -> Result<()> {
-        {
-            let mut s = self.core.state.lock().unwrap_or_else(PoisonError::into_inner);
-            match s.0 {
-                GraphState::TornDown => {
-                    return Err(Error::NotRunning { graph: self.core.name.clone(), state: s.0.name() });
-                }
-                GraphState::Running => s.0 = GraphState::Stopped,
-                _ => {}
-            }
-        }
-        self.core.halt();
-        if !on_worker() {
-            self.core.quiesce();
-        }
-        Ok(())
-    }
-
-    /// Starts a stopped graph again.
-    ///
-    /// # Errors
-    /// The failure of a failed graph, [`Error::NotRunning`] after teardown.
-    pub fn run(&self) -> Result<()> {
-        {
-            let mut s = self.core.state.lock().unwrap_or_else(PoisonError::into_inner);
-            match s.0 {
-                GraphState::Running => return Ok(()),
-                GraphState::Stopped => s.0 = GraphState::Running,
-                _ => {
-                    let gone = Error::NotRunning { graph: self.core.name.clone(), state: s.0.name() };
-                    return Err(s.1.clone().unwrap_or(gone));
-                }
-            }
-        }
-        self.adopt_priority();
-        self.core.stopping.store(false, Ordering::SeqCst);
-        self.core.close_ends(false);
-        for n in self.core.nodes.iter().filter(|n| n.lead == n.index) {
-            if n.notify.notify() {
-                // SAFETY: we own the node now; the graph lives while a task is owned.
-                unsafe { self.core.runtime.pool.submit(exec::job(n)) };
-            }
-        }
-        Ok(())
-    }
-
-    /// Stops the graph, empties all channels and forgets all state and any failure; [`Running::run`] starts afresh.
-    ///
-    /// # Errors
-    /// As [`Running::stop`]; [`Error::InsideTask`] from a task.
-    pub fn reset(&self) -> Result<()> {
-        if on_worker() {
-            return Err(Error::InsideTask { graph: self.core.name.clone(), what: "reset" });
-        }
-        self.stop()?;
-        for c in &self.core.channels {
-            let _end = c.host.as_ref().map(|h| h.lock());
-            while let Some(p) = c.ring.pop() {
-                // SAFETY: the ring holds handles given by `into_raw`; nobody else uses it now (quiesced, end locked).
-                drop(unsafe { Datablock::from_raw(p) });
-            }
-            // SAFETY: no task is owned, so nobody else touches it.
-            unsafe { *c.latched.get() = false };
-        }
-        for n in &self.core.nodes {
-            // SAFETY: as above.
-            unsafe { (*n.own.get()).reset() };
-        }
-        *self.core.state.lock().unwrap_or_else(PoisonError::into_inner) = (GraphState::Stopped, None);
-        Ok(())
-    }
-
     /// Ends the graph for good and frees its datablocks; those that the program holds stay valid.
     pub fn teardown(self) {}
 
@@ -564,33 +446,9 @@ impl Running {
     }
 }
 
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.core.state.lock().unwrap_or_else(PoisonError::into_inner).0 = GraphState::Stopped;
-        self.core.halt();
-        let end = |core: &Core| {
-            core.quiesce();
-            core.leave_recording();
-            *core.state.lock().unwrap_or_else(PoisonError::into_inner) = (GraphState::TornDown, None);
-            core.wake_hosts();
-        };
-        if !on_worker() {
-            return end(&self.core);
-        }
-        // A task that lets go of a graph, perhaps its own, cannot wait for it; the graph must live until then.
-        let core = self.core.clone();
-        let kept = self.core.clone();
-        let waiter = std::thread::Builder::new().name("forebay-teardown".into()).spawn(move || end(&core));
-        if waiter.is_err() {
-            // No thread to be had: a graph that is never freed is better than one freed under its tasks.
-            std::mem::forget(kept);
-        }
-    }
-}
-
 impl Core {
     /// For whoever named a folder for it ([`super::TRACE_VARIABLE`]).
-    fn leave_recording(&self) {
+    pub(super) fn leave_recording(&self) {
         let (Some(folder), Some(trace)) = (&self.runtime.recordings, &self.trace) else { return };
         let ((spans, some), (copies, more)) = (trace.take(), self.runtime.take_copies());
         let device = |d: &std::sync::Arc<super::device::DeviceHandle>| d.device.info().name.clone();
@@ -606,50 +464,6 @@ impl Core {
         };
         // The graph's owner did not ask for it and is not told.
         let _ = recording.write(folder);
-    }
-
-    fn close_ends(&self, closed: bool) {
-        for h in self.channels.iter().filter_map(|c| c.host.as_deref()) {
-            h.lock().closed = closed;
-            h.wake_all();
-        }
-    }
-
-    /// Lets no further invocation start.
-    fn halt(&self) {
-        self.stopping.store(true, Ordering::SeqCst);
-        self.close_ends(true);
-    }
-
-    /// Waits until nobody owns any task. `stopping` is set and the ends are closed, so no invocation starts; tasks in
-    /// the ready queue are taken out of it.
-    ///
-    /// After a first pass that found every task idle once, none executes any more, so none notifies another; what is
-    /// owned then was notified before, and a second such pass finds the last of it let go.
-    fn quiesce(&self) {
-        let mut clean = 0;
-        while clean < 2 {
-            let mut idle = true;
-            for n in &self.nodes {
-                if n.notify.idle() {
-                    continue;
-                }
-                idle = false;
-                if n.managed && self.runtime.dispatcher.remove(n) {
-                    // Ours now; nothing runs while stopping, so just let it go.
-                    let mut seen = n.notify.seen();
-                    while let Err(now) = n.notify.release(seen) {
-                        seen = now;
-                    }
-                }
-            }
-            if idle {
-                clean += 1;
-            } else {
-                clean = 0;
-                std::thread::sleep(Duration::from_micros(20));
-            }
-        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::cell::UnsafeCell;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI32};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use forebay_hal::cpu::{CpuDevice, Helpers, Pool as Workers};
@@ -18,9 +18,10 @@ use super::exec::MAX_ARGS;
 use super::fuse::{Able, Parts, fuse};
 use super::gate::Gate;
 use super::host::HostEnd;
+use super::life::Life;
 use super::node::{Chan, Core, EndRef, Few, Imp, In, InKind, KArg, KLaunch, Node, Out, PoolRef, Trim};
 use super::ring::Ring;
-use super::running::{GraphState, Running};
+use super::running::Running;
 use super::scratch::MAX_APART;
 use super::trace::{Copies, CopySpan, TRACE_VARIABLE, Trace, monotonic_ns};
 use crate::block::Pool;
@@ -426,8 +427,7 @@ impl Runtime {
             nodes: nodes.into_boxed_slice(),
             channels,
             runtime: rt.clone(),
-            stopping: AtomicBool::new(true),
-            state: Mutex::new((GraphState::Stopped, None)),
+            life: Life::new(),
             nice: AtomicI32::new(super::running::current_nice()),
             trace: trace.then(Trace::default),
             _trim: Trim(rt.clone()),

@@ -1,0 +1,308 @@
+//! A running graph's states, and what leads from one to another.
+//!
+//! Any thread may ask for any of it at any time, tasks of the graph among them. Rules:
+//! 1. State and `stopping` change together, under `life`'s lock. Nothing is waited for under it, and no end of a channel is
+//!    locked: whoever holds an end asks for the state.
+//! 2. Who halts a graph is counted as `halting` until the ends are closed and, unless it is a task, nobody owns any task. Tasks
+//!    then stay as they are, since whoever sets the graph going waits for that: what `quiesce` takes out of the ready queue and
+//!    lets go of has its inputs still, and is looked at only then.
+//! 3. Who sets it going is `starting` until the ends are open and every task has been told. Who halts it waits for that, which
+//!    waits for nothing.
+//! 4. Channels and the tasks' own state are emptied by one thread at a time, while it halts the graph and after it has waited.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use forebay_hal::cpu::on_worker;
+
+use super::exec;
+use super::node::Core;
+use super::running::Running;
+use crate::block::Datablock;
+use crate::error::{Error, Result};
+
+/// State of a graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GraphState {
+    /// Tasks run as their inputs arrive.
+    Running,
+    /// Nothing runs; channels keep their contents.
+    Stopped,
+    /// A task failed; the graph can be reset.
+    Failed,
+    /// Gone for good.
+    TornDown,
+}
+
+impl GraphState {
+    /// Its name in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            GraphState::Running => "running",
+            GraphState::Stopped => "stopped",
+            GraphState::Failed => "failed",
+            GraphState::TornDown => "torn down",
+        }
+    }
+}
+
+/// The state, and who changes it.
+pub(crate) struct Life {
+    /// No new invocation starts while set (rule 1).
+    stopping: AtomicBool,
+    now: Mutex<Now>,
+    /// `halting` or `starting` has become less.
+    changed: Condvar,
+    /// Rule 4.
+    emptying: Mutex<()>,
+}
+
+struct Now {
+    state: GraphState,
+    /// Why it failed, if it did.
+    why: Option<Error>,
+    halting: u32,
+    starting: bool,
+}
+
+impl Life {
+    /// Of a graph that does not run yet.
+    pub(crate) fn new() -> Self {
+        Life {
+            stopping: AtomicBool::new(true),
+            now: Mutex::new(Now { state: GraphState::Stopped, why: None, halting: 0, starting: false }),
+            changed: Condvar::new(),
+            emptying: Mutex::default(),
+        }
+    }
+
+    fn now(&self) -> MutexGuard<'_, Now> {
+        self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, now: MutexGuard<'a, Now>) -> MutexGuard<'a, Now> {
+        self.changed.wait(now).unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Running {
+    /// The graph's state.
+    pub fn state(&self) -> GraphState {
+        self.core.life.now().state
+    }
+
+    /// The error that ended the graph, if one did.
+    pub fn error(&self) -> Option<Error> {
+        self.core.life.now().why.clone()
+    }
+
+    /// Stops the graph: no further invocation starts, and those that run are waited for. Channels keep their contents;
+    /// [`Running::run`] goes on. From inside a task nothing is waited for, since that might be the task itself.
+    ///
+    /// # Errors
+    /// [`Error::NotRunning`] after teardown.
+    pub fn stop(&self) -> Result<()> {
+        self.core.halt(|_| {})
+    }
+
+    /// Starts a stopped graph again. Waits for whoever is about to stop or reset it.
+    ///
+    /// # Errors
+    /// The failure of a failed graph, [`Error::NotRunning`] after teardown; [`Error::InsideTask`] from a task, while the graph is
+    /// being stopped or reset by somebody else, who may wait for that task.
+    pub fn run(&self) -> Result<()> {
+        let (core, life) = (&self.core, &self.core.life);
+        {
+            let mut now = life.now();
+            while now.halting > 0 || now.starting {
+                if now.halting > 0 && on_worker() {
+                    return Err(Error::InsideTask { graph: core.name.clone(), what: "run" });
+                }
+                now = life.wait(now);
+            }
+            match now.state {
+                GraphState::Running => return Ok(()),
+                GraphState::Stopped => {}
+                _ => return Err(core.not_running(&now)),
+            }
+            (now.state, now.starting) = (GraphState::Running, true);
+            life.stopping.store(false, Ordering::SeqCst);
+        }
+        self.adopt_priority();
+        core.close_ends(false);
+        for n in core.nodes.iter().filter(|n| n.lead == n.index) {
+            if n.notify.notify() {
+                // SAFETY: we own the node now; the graph lives while a task is owned.
+                unsafe { core.runtime.pool.submit(exec::job(n)) };
+            }
+        }
+        life.now().starting = false;
+        life.changed.notify_all();
+        Ok(())
+    }
+
+    /// Stops the graph, empties all channels and forgets all state and any failure; [`Running::run`] starts afresh.
+    ///
+    /// # Errors
+    /// As [`Running::stop`]; [`Error::InsideTask`] from a task.
+    pub fn reset(&self) -> Result<()> {
+        if on_worker() {
+            return Err(Error::InsideTask { graph: self.core.name.clone(), what: "reset" });
+        }
+        self.core.halt(|core| {
+            let _alone = core.life.emptying.lock().unwrap_or_else(PoisonError::into_inner);
+            for c in &core.channels {
+                let _end = c.host.as_ref().map(|h| h.lock());
+                while let Some(p) = c.ring.pop() {
+                    // SAFETY: the ring holds handles given by `into_raw`; nobody else uses it now (quiesced, end locked).
+                    drop(unsafe { Datablock::from_raw(p) });
+                }
+                // SAFETY: no task is owned, so nobody else touches it (rules 2 and 4).
+                unsafe { *c.latched.get() = false };
+            }
+            for n in &core.nodes {
+                // SAFETY: as above.
+                unsafe { (*n.own.get()).reset() };
+            }
+            let mut now = core.life.now();
+            (now.state, now.why) = (GraphState::Stopped, None);
+        })
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Nobody else has a reference, so nobody is about to stop it or to set it going.
+        self.core.let_no_more_start();
+        let end = |core: &Core| {
+            core.quiesce();
+            core.leave_recording();
+            {
+                let mut now = core.life.now();
+                (now.state, now.why) = (GraphState::TornDown, None);
+            }
+            core.wake_hosts();
+        };
+        if !on_worker() {
+            return end(&self.core);
+        }
+        // A task that lets go of a graph, perhaps its own, cannot wait for it; the graph must live until then.
+        let core = self.core.clone();
+        let kept = self.core.clone();
+        let waiter = std::thread::Builder::new().name("forebay-teardown".into()).spawn(move || end(&core));
+        if waiter.is_err() {
+            // No thread to be had: a graph that is never freed is better than one freed under its tasks.
+            std::mem::forget(kept);
+        }
+    }
+}
+
+impl Core {
+    pub(crate) fn stopping(&self) -> bool {
+        self.life.stopping.load(Ordering::SeqCst)
+    }
+
+    /// Ends the graph with an error; the first one counts.
+    #[cold]
+    pub(crate) fn fail(&self, e: Error) {
+        {
+            let mut now = self.life.now();
+            if matches!(now.state, GraphState::Failed | GraphState::TornDown) {
+                return;
+            }
+            (now.state, now.why) = (GraphState::Failed, Some(e));
+            self.life.stopping.store(true, Ordering::SeqCst);
+        }
+        self.wake_hosts();
+    }
+
+    /// Why nothing can be pushed or pulled.
+    pub(crate) fn refusal(&self) -> Error {
+        self.not_running(&self.life.now())
+    }
+
+    fn not_running(&self, now: &Now) -> Error {
+        // Who was refused a moment ago may ask when it runs again.
+        let state = if now.state == GraphState::Running { GraphState::Stopped } else { now.state };
+        now.why.clone().unwrap_or_else(|| Error::NotRunning { graph: self.name.clone(), state: state.name() })
+    }
+
+    /// Lets no further invocation start and waits for those that run, unless a task asks; then calls `still`, while it cannot
+    /// be set going (rule 2).
+    fn halt(&self, still: impl FnOnce(&Core)) -> Result<()> {
+        {
+            let mut now = self.life.now();
+            while now.starting {
+                now = self.life.wait(now);
+            }
+            match now.state {
+                GraphState::TornDown => return Err(self.not_running(&now)),
+                GraphState::Running => now.state = GraphState::Stopped,
+                GraphState::Stopped | GraphState::Failed => {}
+            }
+            now.halting += 1;
+            self.life.stopping.store(true, Ordering::SeqCst);
+        }
+        self.close_ends(true);
+        if !on_worker() {
+            self.quiesce();
+        }
+        still(self);
+        self.life.now().halting -= 1;
+        self.life.changed.notify_all();
+        Ok(())
+    }
+
+    /// The same for good, and nothing is waited for.
+    fn let_no_more_start(&self) {
+        {
+            let mut now = self.life.now();
+            now.state = GraphState::Stopped;
+            self.life.stopping.store(true, Ordering::SeqCst);
+        }
+        self.close_ends(true);
+    }
+
+    fn close_ends(&self, closed: bool) {
+        for h in self.channels.iter().filter_map(|c| c.host.as_deref()) {
+            h.lock().closed = closed;
+            h.wake_all();
+        }
+    }
+
+    fn wake_hosts(&self) {
+        self.channels.iter().filter_map(|c| c.host.as_deref()).for_each(super::host::HostEnd::wake_all);
+    }
+
+    /// Waits until nobody owns any task. `stopping` is set and the ends are closed, so no invocation starts; tasks in
+    /// the ready queue are taken out of it.
+    ///
+    /// After a first pass that found every task idle once, none executes any more, so none notifies another; what is
+    /// owned then was notified before, and a second such pass finds the last of it let go.
+    fn quiesce(&self) {
+        let mut clean = 0;
+        while clean < 2 {
+            let mut idle = true;
+            for n in &self.nodes {
+                if n.notify.idle() {
+                    continue;
+                }
+                idle = false;
+                if n.managed && self.runtime.dispatcher.remove(n) {
+                    // Ours now; nothing runs while stopping, so just let it go.
+                    let mut seen = n.notify.seen();
+                    while let Err(now) = n.notify.release(seen) {
+                        seen = now;
+                    }
+                }
+            }
+            if idle {
+                clean += 1;
+            } else {
+                clean = 0;
+                std::thread::sleep(Duration::from_micros(20));
+            }
+        }
+    }
+}
