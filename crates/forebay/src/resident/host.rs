@@ -514,8 +514,9 @@ impl Grid {
             *s.functions.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(with.functions.clone());
         }
         s.write_stop(layout::RUN);
-        s.stopped.store(0, Ordering::Release);
+        // Until then it has stopped, and stays so if its blocks cannot be started again.
         self.blocks = Some(s.site.run(s.clone())?);
+        s.stopped.store(0, Ordering::Release);
         loaded
     }
 
@@ -561,6 +562,11 @@ impl Ticket {
     /// Among the ring's roots.
     pub(super) fn root(&self) -> usize {
         self.root as usize
+    }
+
+    /// The error of its grid, if that ended out of order.
+    pub(super) fn lost(&self) -> Option<Error> {
+        self.grid.lost()
     }
 
     /// Whether it is done.

@@ -46,6 +46,8 @@ impl Watch {
 }
 
 fn look(shared: &Mutex<State>) {
+    // All tickets are of one grid.
+    let mut lost: Option<Error> = None;
     loop {
         let mut done = Vec::new();
         {
@@ -56,10 +58,14 @@ fn look(shared: &Mutex<State>) {
             }
             let mut i = 0;
             while i < state.awaited.len() {
-                match state.awaited[i].0.poll() {
+                match state.awaited[i].0.poll().or_else(|| lost.clone().map(Err)) {
                     Some(what) => done.push((state.awaited.remove(i), what)),
                     None => i += 1,
                 }
+            }
+            if done.is_empty() {
+                // What was done before the grid was lost is found by another look.
+                lost = state.awaited.first().and_then(|(ticket, _)| ticket.lost());
             }
         }
         if done.is_empty() {

@@ -144,6 +144,11 @@ fn a_task_that_faults_is_named_and_nobody_waits_for_ever() {
     let why = g.wait(g.submit(call(&g, "bad", &[])).unwrap()).unwrap_err();
     let Error::Lost { running, why } = &why else { panic!("{why}") };
     assert!(running == &["bad (ticket 1)"] && why.contains("ILLEGAL_ADDRESS"), "{running:?} {why}");
+    // Who wants to be called is.
+    let (told, of) = std::sync::mpsc::channel();
+    g.submit_then(call(&g, "good", &[]), move |what| told.send(what.map(drop)).unwrap()).unwrap();
+    let called = of.recv_timeout(std::time::Duration::from_secs(20)).unwrap();
+    assert!(matches!(called, Err(Error::Lost { .. })), "{called:?}");
     // A full ring, whose tasks nobody takes, is no reason to wait either.
     let mut last = Ok(());
     for _ in 0..4 {
