@@ -39,6 +39,10 @@ mod sync;
 mod template;
 pub mod transfer;
 
+#[cfg(test)]
+#[path = "../../forebay-hal/tests/stand_in/mod.rs"]
+mod stand_in;
+
 pub use block::{Datablock, Residency, Signals};
 pub use error::{Error, Result, TaskError};
 pub use forebay_hal as hal;

@@ -480,13 +480,10 @@ impl Datablock {
 }
 
 #[cfg(test)]
-#[path = "../../../forebay-hal/tests/stand_in/mod.rs"]
-mod stand_in;
-
-#[cfg(test)]
 mod tests {
-    use super::{stand_in, *};
+    use super::*;
     use crate::run::device::DEPTH_THROUGHPUT;
+    use crate::stand_in;
     use crate::template::Template;
     use forebay_hal::{Kind, discover};
 

@@ -5,6 +5,7 @@
 //! completions always there, since the host looks at those; everything else in device memory.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use forebay_hal::cpu::streaming;
 use forebay_hal::{Arg, Buffer, Device, Direction, Fence, Geometry, Kernel, Method, Occupied, Queue, Source};
@@ -21,6 +22,10 @@ const HEAP_BLOCKS: usize = 64;
 const HEAP_THREADS: usize = 256;
 /// Blocks that look at the host's memory at a time, where rings are there.
 const LOOKERS: u32 = 2;
+/// How long a look at the heap may take. Where blocks leave no room for others on any multiprocessor it waits for their end.
+const LOOK: Duration = Duration::from_secs(1);
+/// Between looks for its end.
+const NAP: Duration = Duration::from_micros(50);
 /// Hints that each multiprocessor keeps for its warps, of a heap of at least [`LARGE`] bytes and of a smaller one.
 const HINTS: [u32; 2] = [64, 4];
 const LARGE: u64 = 256 << 20;
@@ -46,14 +51,16 @@ struct Queues {
     grid: Box<dyn Queue>,
     side: Box<dyn Queue>,
     launched: Fence,
+    /// A look at the heap that nobody has seen the end of.
+    looking: Option<Fence>,
 }
 
 struct Heap {
     _memory: Buffer,
     /// Where it begins in that.
     at: u64,
-    /// What was found of its use.
-    found: Buffer,
+    /// What was found of its use, there and on the host.
+    found: [Buffer; 2],
 }
 
 struct Inner {
@@ -162,7 +169,7 @@ impl CudaSite {
         upload(&mut *side, &grid, 0, std::slice::from_ref(&g))?;
         parts.extend([done, done_there, near_there]);
         let shape = Geometry::linear(blocks * sizes.threads).with_group(sizes.threads, 1, 1);
-        let queues = Mutex::new(Queues { grid: device.queue()?, side, launched: Fence::default() });
+        let queues = Mutex::new(Queues { grid: device.queue()?, side, launched: Fence::default(), looking: None });
         let device = device.clone();
         let kernels = Mutex::new(kernels);
         Ok(CudaSite(Arc::new(Inner { device, grid, heap, _parts: parts, host, blocks, shape, kernels, queues })))
@@ -201,14 +208,15 @@ fn near(device: &Arc<dyn Device>, q: &mut dyn Queue, bytes: usize) -> Result<(*m
 fn heap(device: &Arc<dyn Device>, q: &mut dyn Queue, kernels: &Kernels, bytes: u64) -> Result<Heap> {
     let failed = |why: String| Error::Start(format!("a heap of {bytes} bytes: {why}"));
     let memory = device.alloc(usize::try_from(bytes).unwrap_or(usize::MAX)).map_err(|e| failed(e.to_string()))?;
-    let (begin, found) = (address(&memory)?, device.alloc(size_of::<HeapUse>())?);
+    let begin = address(&memory)?;
+    let found = [device.alloc(size_of::<HeapUse>())?, device.alloc_host(size_of::<HeapUse>())?];
     let processors = device.info().compute_units.max(1);
     let hints = HINTS[usize::from(bytes < LARGE)];
     let shape = Geometry::linear(4 * processors as usize * HEAP_THREADS).with_group(HEAP_THREADS, 1, 1);
-    let args = [Arg::U64(begin), Arg::U64(bytes), Arg::U32(processors), Arg::U32(hints), Arg::Buffer(&found)];
+    let args = [Arg::U64(begin), Arg::U64(bytes), Arg::U32(processors), Arg::U32(hints), Arg::Buffer(&found[0])];
     q.launch(&kernels.heap_setup, &shape, &args)?;
     let mut ok = [0u8; 4];
-    download(q, &found, &mut ok)?;
+    download(q, &found[0], &mut ok)?;
     if ok == [0; 4] {
         return Err(failed("no room for a page of 65536 and what describes it".into()));
     }
@@ -230,6 +238,38 @@ impl Inner {
 
     fn kernels(&self) -> Arc<Kernels> {
         self.kernels.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Looks at the heap, and waits for that without keeping others from the queues: who waits for a task looks there, too.
+    fn look_at(&self, h: &Heap) -> Result<HeapUse> {
+        let (begun, [there, here]) = (Instant::now(), &h.found);
+        loop {
+            let mut q = self.queues();
+            let looking = match q.looking {
+                Some(begun_before) => begun_before,
+                None => {
+                    q.side.fill(there, 0, size_of::<HeapUse>(), 0)?;
+                    let shape = Geometry::linear(HEAP_BLOCKS * HEAP_THREADS).with_group(HEAP_THREADS, 1, 1);
+                    let args = [Arg::U64(h.at), Arg::Buffer(there)];
+                    q.side.launch(&self.kernels().heap_usage, &shape, &args)?;
+                    q.side.copy(there, 0, here, 0, size_of::<HeapUse>())?;
+                    let behind = q.side.fence()?;
+                    q.looking = Some(behind);
+                    behind
+                }
+            };
+            if q.side.done(looking)? {
+                q.looking = None;
+                let found = here.host_ptr().ok_or_else(|| Error::Start("host memory without an address".into()))?;
+                // SAFETY: it has the bytes; the copy is done, and the next one comes by this lock.
+                return Ok(HeapUse::from_bytes(&unsafe { found.cast().read() }));
+            }
+            drop(q);
+            if begun.elapsed() > LOOK {
+                return Err(Error::Start("the grid leaves no room for a look at its heap".into()));
+            }
+            std::thread::sleep(NAP);
+        }
     }
 }
 
@@ -276,17 +316,7 @@ impl Site for CudaSite {
 
     fn heap_use(&self) -> Option<Result<HeapUse>> {
         let h = self.0.heap.as_ref()?;
-        let look = || {
-            let kernels = self.0.kernels();
-            let mut q = self.0.queues();
-            q.side.fill(&h.found, 0, size_of::<HeapUse>(), 0)?;
-            let shape = Geometry::linear(HEAP_BLOCKS * HEAP_THREADS).with_group(HEAP_THREADS, 1, 1);
-            q.side.launch(&kernels.heap_usage, &shape, &[Arg::U64(h.at), Arg::Buffer(&h.found)])?;
-            let mut to = [0u8; size_of::<HeapUse>()];
-            download(&mut *q.side, &h.found, &mut to)?;
-            Ok(HeapUse::from_bytes(&to))
-        };
-        Some(look())
+        Some(self.0.look_at(h))
     }
 }
 
@@ -321,5 +351,41 @@ impl Drop for Running {
             // The device still uses all of it, and frees nothing while the kernel runs.
             std::mem::forget((self.keep.take(), self.occupied.take(), self.site.clone()));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stand_in;
+    use forebay_hal::{Kind, discover};
+
+    #[test]
+    fn a_look_at_the_heap_that_does_not_end_keeps_nobody() {
+        if !stand_in::is_here() {
+            return stand_in::again("resident::cuda::tests::a_look_at_the_heap_that_does_not_end_keeps_nobody");
+        }
+        let (devices, why) = discover(&[Kind::Cuda]);
+        let d = devices.first().unwrap_or_else(|| panic!("{why:?}"));
+        let with = Builder::new("TASK(none) {}").functions(["none"]).blocks(1).heap(1 << 20);
+        let site = CudaSite::new(&with, d).unwrap();
+        let usage = |site: &CudaSite| site.heap_use().unwrap();
+        let empty = usage(&site).unwrap();
+        // Something is before it, as where there is no room.
+        let (go_on, wait) = std::sync::mpsc::channel::<()>();
+        site.0.queues().side.host_fn(Box::new(move || _ = wait.recv())).unwrap();
+        std::thread::scope(|s| {
+            let looked = s.spawn(|| usage(&site).map_err(|e| e.to_string()));
+            // Nobody waits for it meanwhile who asks for the grid.
+            std::thread::sleep(Duration::from_millis(50));
+            let begun = Instant::now();
+            assert_eq!(site.fault(), None);
+            assert!(begun.elapsed() < LOOK / 2, "{:?}", begun.elapsed());
+            let said = looked.join().unwrap().unwrap_err();
+            assert!(said.contains("no room"), "{said}");
+        });
+        drop(go_on);
+        assert_eq!(usage(&site).unwrap(), empty);
+        assert_eq!(usage(&site).unwrap(), empty);
     }
 }

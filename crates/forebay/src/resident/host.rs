@@ -433,7 +433,8 @@ impl Grid {
         ticket.wait_until(Some(time))
     }
 
-    /// What is taken of the heap, and what is left; none when the grid has no heap ([`super::Builder::heap`]), or is lost.
+    /// What is taken of the heap, and what is left; none when the grid has no heap ([`super::Builder::heap`]), is lost, or leaves
+    /// no room for a look beside it for a second: on a GPU that is a kernel.
     pub fn heap(&self) -> Option<HeapUse> {
         self.shared.site.heap_use()?.ok()
     }
