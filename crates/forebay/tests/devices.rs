@@ -379,3 +379,40 @@ fn a_gpu_without_cudas_compiler_is_used_through_opencl() {
     let why = Runtime::builder().only(Kind::Cuda).err().unwrap().to_string();
     assert!(why.contains("libnvrtc") && why.contains("pip install nvidia-cuda-nvrtc"), "{why}");
 }
+
+/// A number that a kernel made is at hand for the next kernel's arguments, wherever it is.
+#[test]
+fn a_number_that_a_device_made_is_an_argument() {
+    if !stand_in::is_here() {
+        stand_in::again("a_number_that_a_device_made_is_an_argument");
+    }
+    let (found, missing) = forebay::hal::discover(&[Kind::OpenCl, Kind::Cuda]);
+    for d in found.into_iter().filter(|d| d.compiles().is_ok()) {
+        for fusion in [false, true] {
+            let rt = Runtime::builder().devices(vec![d.clone()]).fusion(fusion).build().unwrap();
+            let (word, t) = (Template::scalar::<u32>(), Template::array::<u32>([100]));
+            const COUNT: &str =
+                "KERNEL void count(GLOBAL const uint *x, GLOBAL uint *n) { if (gid_x() == 0) n[0] = x[0] + 1u; }";
+            const SET: &str =
+                "KERNEL void set(uint n, GLOBAL uint *y, uint items) { if (gid_x() < items) y[gid_x()] = n; }";
+            let mut g = Graph::new("number");
+            let count = g.add(Task::new("count").input("x", word).output("n", word).portable(COUNT, "count")).unwrap();
+            let launch =
+                Launch::new(Source::Portable(SET.into()), "set", [Arg::meta("n"), Arg::port("y"), Arg::Items(0)]);
+            let set = Task::new("set").meta::<u32>("n").output("y", t);
+            let set = set.kernels(Kind::OpenCl, [launch.clone()]).kernels(Kind::Cuda, [launch]);
+            let set = g.add(set.geometry(forebay::Geometry::linear(100))).unwrap();
+            g.connect((count, "n"), (set, "n")).unwrap();
+            let (feed, drain) = (g.feed((count, "x"), 2).unwrap(), g.drain((set, "y"), 2).unwrap());
+            let run = rt.start(g).unwrap();
+            for v in 0..20u32 {
+                run.push(feed, Datablock::scalar(v).unwrap()).unwrap();
+                let out = run.pull_timeout(drain, Duration::from_secs(20)).unwrap();
+                assert_eq!(out.as_slice::<u32>().unwrap(), [v + 1; 100]);
+            }
+        }
+    }
+    if !missing.is_empty() {
+        eprintln!("skipped: {missing:?}");
+    }
+}

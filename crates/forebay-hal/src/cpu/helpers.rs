@@ -65,7 +65,7 @@ fn work(worker: &Worker, todo: &Mutex<Receiver<Job>>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::UNKNOWN_NS;
+    use crate::cpu::{Turn, UNKNOWN_NS};
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::{Duration, Instant};
 
@@ -116,6 +116,36 @@ mod tests {
                 std::thread::yield_now();
             }
             assert_eq!(b.waits.into_inner(), 2);
+        }
+    }
+
+    unsafe fn passes_on(data: *const (), w: &Worker) {
+        let job = Job { run: count, data, cost_ns: UNKNOWN_NS };
+        // SAFETY: the test keeps it until that job has ended.
+        unsafe { w.submit_in_turn(job, &Turn::default()) };
+    }
+
+    /// Such a job is in the queue for all at once: nothing is left to hand over, and somebody has to be woken all the same.
+    #[test]
+    fn what_a_helper_makes_in_somebodys_turn_is_done_though_all_workers_sleep() {
+        let pool = Pool::new(2);
+        let helpers = Helpers::new(&pool, "test", 1);
+        for by_helper in [true, false] {
+            let b = Both { waits: AtomicUsize::new(0), done: AtomicUsize::new(0) };
+            let (data, begun) = (std::ptr::from_ref(&b).cast(), Instant::now());
+            while pool.sleepers() < 2 {
+                std::thread::yield_now();
+            }
+            match by_helper {
+                // SAFETY: `b` is there until the last of the jobs has ended.
+                true => unsafe { helpers.submit(Job { run: passes_on, data, cost_ns: 100 }) }.ok().unwrap(),
+                // SAFETY: as above.
+                false => pool.helping(|w| unsafe { passes_on(data, w) }),
+            }
+            while b.done.load(Ordering::Acquire) < 1 {
+                assert!(begun.elapsed() < Duration::from_secs(20), "nobody was woken; by a helper: {by_helper}");
+                std::thread::yield_now();
+            }
         }
     }
 

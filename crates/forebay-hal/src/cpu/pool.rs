@@ -352,13 +352,13 @@ impl Worker {
 
     /// Gives what was submitted here to the workers: their turn it is already, so it comes next.
     pub(super) fn hand_over(&self) {
-        let mut any = false;
+        // What had its turn to wait for is there already, and nobody was told of it.
+        let mut any = self.unsignalled.replace(0) != 0;
         while let Some(job) = self.slot.take().or_else(|| self.own()) {
             self.shared.push_overflow(job, Some(&Turn::default()));
             any = true;
         }
         if any {
-            self.unsignalled.set(0);
             self.shared.sleep.signal();
         }
     }

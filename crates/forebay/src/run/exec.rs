@@ -565,8 +565,14 @@ fn dispatch(
             d.invocations.fetch_add(1, Ordering::Relaxed);
             Ok(())
         }
-        Imp::Kernels { launches, scratch, next, reads, writes, recorded } => {
+        Imp::Kernels { launches, scratch, next, reads, writes, numbers, recorded } => {
             let d = &core.runtime.devices[device];
+            // Before the queue is locked: a number that a device made is fetched by way of that.
+            for (i, b) in ins.iter().enumerate() {
+                if let Some(b) = b.as_ref().filter(|_| *numbers & 1 << i != 0) {
+                    b.host_bytes()?;
+                }
+            }
             let scratch = &scratch[*next % scratch.len()];
             *next = next.wrapping_add(1);
             for (i, b) in ins.iter().enumerate() {

@@ -206,8 +206,11 @@ pub(crate) enum Imp {
         /// memory of the one before.
         scratch: Few<Box<[Buffer]>>,
         next: usize,
+        /// Bit `i`: the buffer at input (output) `i` is an argument.
         reads: u64,
         writes: u64,
+        /// Bit `i`: the number at input `i` is.
+        numbers: u64,
         recorded: Recorded,
     },
     /// With memory of the device for its ports' spans, from the first invocation on.

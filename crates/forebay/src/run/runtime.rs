@@ -562,11 +562,12 @@ impl Runtime {
                         };
                         c.writes = c.args.iter().enumerate().map(written).sum::<u64>() & !l.read_only;
                     }
-                    let (mut reads, mut writes) = (0u64, 0u64);
+                    let (mut reads, mut writes, mut numbers) = (0u64, 0u64, 0u64);
                     for a in compiled.iter().flat_map(|l| l.args.iter()) {
                         match a {
                             KArg::In(i) => reads |= 1 << i,
                             KArg::Out(o) => writes |= 1 << o,
+                            KArg::Meta(i, _) => numbers |= 1 << i,
                             _ => {}
                         }
                     }
@@ -592,6 +593,7 @@ impl Runtime {
                             next: 0,
                             reads,
                             writes,
+                            numbers,
                             recorded: Recorded::default(),
                         },
                     ));

@@ -1,0 +1,347 @@
+//! Random graphs on several devices against a reference interpreter: whatever way data goes, whoever reads it or does not, and
+//! however often the graph is stopped meanwhile, what comes out is what one thread would have computed.
+
+#[path = "../../forebay-hal/tests/stand_in/mod.rs"]
+mod stand_in;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use forebay::hal::{Device, discover};
+use forebay::place::Models;
+use forebay::{
+    Arg, Datablock, Drain, Error, Feed, Geometry, Graph, Kind, Launch, Mode, Running, Runtime, Source, Task,
+};
+use forebay::{TaskId, Template};
+use proptest::prelude::*;
+
+/// Items that go through each graph.
+const ROUNDS: u32 = 12;
+/// Elements of a block: of one that the processor may copy, and of larger ones.
+const SIZES: [usize; 5] = [1, 33, 1500, 9000, 40_000];
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What can carry out a task.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum By {
+    Host,
+    Kernel,
+    Both,
+}
+
+/// What becomes of a task's output at the program's end.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Use {
+    Read,
+    /// It is waited for, and dropped.
+    Waited,
+    Dropped,
+    /// It is read some items later.
+    Kept,
+    /// There is no such end, unless nobody else takes the output.
+    None,
+}
+
+#[derive(Clone, Debug)]
+struct Node {
+    inputs: Vec<usize>,
+    in_place: bool,
+    sticky: bool,
+    capacity: usize,
+    by: By,
+    end: Use,
+}
+
+#[derive(Clone, Debug)]
+struct Case {
+    nodes: Vec<Node>,
+    elements: usize,
+    mode: Mode,
+    fusion: bool,
+    workers: usize,
+    /// The graph is stopped and set going between items.
+    interrupted: bool,
+    /// Blocks to push are the graph's own, or new ones.
+    own_blocks: bool,
+}
+
+fn cases() -> impl Strategy<Value = Case> {
+    let by = prop_oneof![Just(By::Host), Just(By::Kernel), Just(By::Both)];
+    let end = prop_oneof![Just(Use::Read), Just(Use::Waited), Just(Use::Dropped), Just(Use::Kept), Just(Use::None)];
+    let node = (
+        proptest::collection::vec(any::<prop::sample::Index>(), 0..4),
+        (any::<bool>(), prop::bool::weighted(0.2)),
+        1usize..4,
+        by,
+        end,
+    );
+    let nodes = proptest::collection::vec(node, 1..10).prop_map(|raw| {
+        let all = raw.into_iter().enumerate();
+        all.map(|(i, (inputs, (in_place, sticky), capacity, by, end))| Node {
+            inputs: inputs.into_iter().filter(|_| i > 0).map(|ix| ix.index(i)).collect(),
+            in_place,
+            sticky,
+            capacity,
+            by,
+            end,
+        })
+        .collect()
+    });
+    let settings =
+        (0..SIZES.len(), 0..Mode::ALL.len(), any::<bool>(), 1usize..4, prop::bool::weighted(0.3), any::<bool>());
+    (nodes, settings).prop_map(|(nodes, (size, mode, fusion, workers, interrupted, own_blocks))| Case {
+        nodes,
+        elements: SIZES[size],
+        mode: Mode::ALL[mode],
+        fusion,
+        workers,
+        interrupted,
+        own_blocks,
+    })
+}
+
+fn mixed(h: u32, v: u32) -> u32 {
+    (h ^ v).wrapping_mul(0x9E37_79B9).rotate_left(7)
+}
+
+/// What is pushed.
+fn fed(round: u32, feed: usize, i: usize) -> u32 {
+    mixed(round.wrapping_mul(977).wrapping_add(feed as u32), i as u32)
+}
+
+/// Every node in order, for one round: what comes out of each.
+fn reference(case: &Case, round: u32) -> Vec<Vec<u32>> {
+    let n = case.elements;
+    let mut out: Vec<Vec<u32>> = Vec::new();
+    for (at, node) in case.nodes.iter().enumerate() {
+        let value = |i: usize| {
+            let first = match node.inputs.first() {
+                Some(&j) => out[j][i],
+                None => fed(round, at, i),
+            };
+            let rest = node.inputs.iter().skip(1).map(|&j| out[j][i]);
+            let kept = node.sticky.then(|| fed(u32::MAX, at, i));
+            std::iter::once(first).chain(rest).chain(kept).fold(at as u32 + 1, mixed)
+        };
+        out.push((0..n).map(value).collect());
+    }
+    out
+}
+
+/// The kernel for so many inputs behind the first one.
+fn text(in_place: bool, others: usize) -> String {
+    let first = if in_place { "" } else { "GLOBAL const uint *x, " };
+    let from = if in_place { "o" } else { "x" };
+    let ports: String = (0..others).map(|i| format!("GLOBAL const uint *y{i}, ")).collect();
+    let steps: String = (0..others).map(|i| format!("h = mixed(h, y{i}[i]); ")).collect();
+    format!(
+        "uint mixed(uint h, uint v) {{ uint m = (h ^ v) * 0x9E3779B9u; return (m << 7) | (m >> 25); }}
+KERNEL void blend({first}{ports}GLOBAL uint *o, uint node, uint n) {{
+  uint i = gid_x();
+  if (i < n) {{ uint h = mixed(node + 1u, {from}[i]); {steps}o[i] = h; }}
+}}"
+    )
+}
+
+fn task(at: usize, node: &Node, n: usize) -> Task {
+    let t = Template::array::<u32>([n]);
+    let mut task = Task::new(format!("n{at}")).input("x", t);
+    let mut others: Vec<String> = (1..node.inputs.len()).map(|p| format!("y{}", p - 1)).collect();
+    for p in &others {
+        task = task.input(p, t);
+    }
+    if node.sticky {
+        let p = format!("y{}", others.len());
+        task = task.sticky(&p, t);
+        others.push(p);
+    }
+    task = if node.in_place { task.in_place("x", "o") } else { task.output("o", t) };
+    if node.by != By::Host {
+        let source = Source::Portable(text(node.in_place, others.len()).into());
+        let first = (!node.in_place).then(|| Arg::port("x"));
+        let ports = others.iter().map(|p| Arg::port(p));
+        let rest = [Arg::port("o"), Arg::U32(at as u32), Arg::U32(n as u32)];
+        let args: Vec<Arg> = first.into_iter().chain(ports).chain(rest).collect();
+        let launch = Launch::new(source, "blend", args);
+        task = task.kernels(Kind::OpenCl, [launch.clone()]).kernels(Kind::Cuda, [launch]);
+    }
+    if node.by != By::Kernel {
+        let in_place = node.in_place;
+        task = task.host(move |inv| {
+            let o = inv.output::<u32>("o")?;
+            if !in_place {
+                o.copy_from_slice(inv.input::<u32>("x")?);
+            }
+            o.iter_mut().for_each(|o| *o = mixed(at as u32 + 1, *o));
+            for p in &others {
+                let y = inv.input::<u32>(p.as_str())?;
+                o.iter_mut().zip(y).for_each(|(o, y)| *o = mixed(*o, *y));
+            }
+            Ok(())
+        });
+    }
+    task.geometry(Geometry::linear(n))
+}
+
+struct OnDrop<F: FnMut()>(F);
+
+impl<F: FnMut()> Drop for OnDrop<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
+struct Built {
+    graph: Graph,
+    /// With the node's number.
+    feeds: Vec<(usize, Feed)>,
+    sticky: Vec<(usize, Feed)>,
+    drains: Vec<(usize, Drain)>,
+}
+
+fn build(case: &Case) -> Built {
+    let mut g = Graph::new("random");
+    let (mut ids, mut feeds, mut sticky): (Vec<TaskId>, _, _) = (Vec::new(), Vec::new(), Vec::new());
+    for (at, node) in case.nodes.iter().enumerate() {
+        let id = g.add(task(at, node, case.elements)).unwrap();
+        match node.inputs.is_empty() {
+            true => feeds.push((at, g.feed((id, "x"), node.capacity).unwrap())),
+            false => {
+                for (p, &j) in node.inputs.iter().enumerate() {
+                    let port = p.checked_sub(1).map_or("x".to_owned(), |p| format!("y{p}"));
+                    g.connect_with((ids[j], "o"), (id, &port), node.capacity, forebay::Predicate::Always).unwrap();
+                }
+            }
+        }
+        if node.sticky {
+            let port = format!("y{}", node.inputs.len().saturating_sub(1));
+            sticky.push((at, g.feed((id, &port), 1).unwrap()));
+        }
+        ids.push(id);
+    }
+    let taken = |at: usize| case.nodes.iter().any(|n| n.inputs.contains(&at));
+    let ends = (0..ids.len()).filter(|&at| case.nodes[at].end != Use::None || !taken(at));
+    let drains = ends.map(|at| (at, g.drain((ids[at], "o"), 2).unwrap())).collect();
+    Built { graph: g, feeds, sticky, drains }
+}
+
+/// Pushes, whether or not the graph is stopped just now.
+fn push(run: &Running, feed: Feed, own: bool, data: &[u32]) {
+    loop {
+        let block = match own {
+            true => run.acquire(feed).and_then(|mut b| b.assign(data).map(|()| b)),
+            false => Datablock::from_slice(Template::array::<u32>([data.len()]), data),
+        };
+        match run.push_timeout(feed, block.unwrap(), PATIENCE) {
+            Err(Error::NotRunning { .. }) => std::thread::yield_now(),
+            other => return other.unwrap(),
+        }
+    }
+}
+
+fn pull(run: &Running, drain: Drain) -> Datablock {
+    loop {
+        match run.pull_timeout(drain, PATIENCE) {
+            Err(Error::NotRunning { .. }) => std::thread::yield_now(),
+            other => return other.unwrap(),
+        }
+    }
+}
+
+fn check(case: &Case, devices: &[Arc<dyn Device>]) {
+    let Built { graph, feeds, sticky, drains } = build(case);
+    let builder = Runtime::builder().devices(devices.to_vec()).mode(case.mode).fusion(case.fusion);
+    let rt = builder.workers(case.workers).models(Arc::new(Models::off())).build().unwrap();
+    let run = rt.start(graph).unwrap();
+    let data = |round: u32, at: usize| (0..case.elements).map(|i| fed(round, at, i)).collect::<Vec<u32>>();
+    let _shows = OnDrop(|| {
+        if std::thread::panicking() {
+            eprintln!("{case:#?}\n{:#?}", run.snapshot());
+        }
+    });
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            sticky.iter().for_each(|&(at, feed)| push(&run, feed, case.own_blocks, &data(u32::MAX, at)));
+            for round in 0..ROUNDS {
+                feeds.iter().for_each(|&(at, feed)| push(&run, feed, case.own_blocks, &data(round, at)));
+            }
+        });
+        if case.interrupted {
+            s.spawn(|| {
+                while !ended.load(Ordering::Relaxed) {
+                    run.stop().unwrap();
+                    run.run().unwrap();
+                    std::thread::sleep(Duration::from_micros(300));
+                }
+            });
+        }
+        // Also when something below is wrong.
+        let _ends = OnDrop(|| ended.store(true, Ordering::Relaxed));
+        let mut kept: VecDeque<(usize, Datablock, Vec<u32>)> = VecDeque::new();
+        let look = |at: usize, b: &Datablock, want: &[u32], round: u32| {
+            let got = b.as_slice::<u32>().unwrap();
+            let wrong = got.iter().zip(want).position(|(a, b)| a != b);
+            assert_eq!(wrong, None, "node {at}, about round {round}: {:?}", b.residency());
+        };
+        for round in 0..ROUNDS {
+            let want = reference(case, round);
+            for &(at, drain) in &drains {
+                let b = pull(&run, drain);
+                match case.nodes[at].end {
+                    Use::Dropped => {}
+                    Use::Waited => b.wait().unwrap(),
+                    Use::Kept => kept.push_back((at, b, want[at].clone())),
+                    Use::Read | Use::None => look(at, &b, &want[at], round),
+                }
+            }
+            while kept.len() > 3 * drains.len() || round + 1 == ROUNDS && !kept.is_empty() {
+                if let Some((at, b, want)) = kept.pop_front() {
+                    look(at, &b, &want, round);
+                }
+            }
+        }
+    });
+    assert!(run.snapshot().channels.iter().all(|c| c.len == 0));
+}
+
+/// As many cases as take a few seconds; more where somebody asks for them (PROPTEST_CASES).
+fn all(devices: &[Arc<dyn Device>]) {
+    let asked = std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok());
+    let config = ProptestConfig {
+        cases: asked.unwrap_or(60),
+        failure_persistence: None,
+        max_shrink_iters: 0,
+        ..ProptestConfig::default()
+    };
+    let mut runner = proptest::test_runner::TestRunner::new(config);
+    let result = runner.run(&cases(), |case| {
+        check(&case, devices);
+        Ok(())
+    });
+    result.unwrap_or_else(|e| panic!("{e}"));
+}
+
+#[test]
+fn on_opencl() {
+    let (found, missing) = discover(&[Kind::OpenCl]);
+    let able: Vec<_> = found.into_iter().filter(|d| d.compiles().is_ok()).collect();
+    if able.is_empty() {
+        return eprintln!("skipped: no opencl device ({missing:?})");
+    }
+    all(&able);
+}
+
+#[test]
+fn on_two_gpus() {
+    if !stand_in::is_here() {
+        let delays = ("STAND_IN_DELAYS", "1");
+        stand_in::again_with("on_two_gpus", &[("STAND_IN_DEVICES", "1"), delays]);
+        return stand_in::again_with("on_two_gpus", &[("STAND_IN_DEVICES", "2"), delays]);
+    }
+    let (found, missing) = discover(&[Kind::Cuda]);
+    assert!(!found.is_empty(), "{missing:?}");
+    all(&found);
+}
