@@ -49,6 +49,8 @@ struct Node {
     inputs: Vec<usize>,
     in_place: bool,
     sticky: bool,
+    /// It takes a number, too: the first element of that node's output, which this makes.
+    number: Option<(usize, By)>,
     capacity: usize,
     by: By,
     end: Use,
@@ -68,21 +70,23 @@ struct Case {
 }
 
 fn cases() -> impl Strategy<Value = Case> {
-    let by = prop_oneof![Just(By::Host), Just(By::Kernel), Just(By::Both)];
+    let by = || prop_oneof![Just(By::Host), Just(By::Kernel), Just(By::Both)];
     let end = prop_oneof![Just(Use::Read), Just(Use::Waited), Just(Use::Dropped), Just(Use::Kept), Just(Use::None)];
     let node = (
         proptest::collection::vec(any::<prop::sample::Index>(), 0..4),
         (any::<bool>(), prop::bool::weighted(0.2)),
+        prop::option::weighted(0.2, (any::<prop::sample::Index>(), by())),
         1usize..4,
-        by,
+        by(),
         end,
     );
     let nodes = proptest::collection::vec(node, 1..10).prop_map(|raw| {
         let all = raw.into_iter().enumerate();
-        all.map(|(i, (inputs, (in_place, sticky), capacity, by, end))| Node {
+        all.map(|(i, (inputs, (in_place, sticky), number, capacity, by, end))| Node {
             inputs: inputs.into_iter().filter(|_| i > 0).map(|ix| ix.index(i)).collect(),
             in_place,
             sticky,
+            number: number.filter(|_| i > 0).map(|(of, by)| (of.index(i), by)),
             capacity,
             by,
             end,
@@ -123,22 +127,25 @@ fn reference(case: &Case, round: u32) -> Vec<Vec<u32>> {
             };
             let rest = node.inputs.iter().skip(1).map(|&j| out[j][i]);
             let kept = node.sticky.then(|| fed(u32::MAX, at, i));
-            std::iter::once(first).chain(rest).chain(kept).fold(at as u32 + 1, mixed)
+            let number = node.number.map(|(j, _)| out[j][0]);
+            std::iter::once(first).chain(rest).chain(kept).chain(number).fold(at as u32 + 1, mixed)
         };
         out.push((0..n).map(value).collect());
     }
     out
 }
 
-/// The kernel for so many inputs behind the first one.
-fn text(in_place: bool, others: usize) -> String {
+/// The kernel for so many inputs behind the first one, and a number.
+fn text(in_place: bool, others: usize, number: bool) -> String {
     let first = if in_place { "" } else { "GLOBAL const uint *x, " };
     let from = if in_place { "o" } else { "x" };
     let ports: String = (0..others).map(|i| format!("GLOBAL const uint *y{i}, ")).collect();
-    let steps: String = (0..others).map(|i| format!("h = mixed(h, y{i}[i]); ")).collect();
+    let mut steps: String = (0..others).map(|i| format!("h = mixed(h, y{i}[i]); ")).collect();
+    let given = if number { "uint m, " } else { "" };
+    steps += if number { "h = mixed(h, m); " } else { "" };
     format!(
         "uint mixed(uint h, uint v) {{ uint m = (h ^ v) * 0x9E3779B9u; return (m << 7) | (m >> 25); }}
-KERNEL void blend({first}{ports}GLOBAL uint *o, uint node, uint n) {{
+KERNEL void blend({first}{ports}GLOBAL uint *o, {given}uint node, uint n) {{
   uint i = gid_x();
   if (i < n) {{ uint h = mixed(node + 1u, {from}[i]); {steps}o[i] = h; }}
 }}"
@@ -157,13 +164,19 @@ fn task(at: usize, node: &Node, n: usize) -> Task {
         task = task.sticky(&p, t);
         others.push(p);
     }
+    let number = node.number.is_some();
+    if number {
+        task = task.meta::<u32>("m");
+    }
     task = if node.in_place { task.in_place("x", "o") } else { task.output("o", t) };
     if node.by != By::Host {
-        let source = Source::Portable(text(node.in_place, others.len()).into());
+        let source = Source::Portable(text(node.in_place, others.len(), number).into());
         let first = (!node.in_place).then(|| Arg::port("x"));
         let ports = others.iter().map(|p| Arg::port(p));
-        let rest = [Arg::port("o"), Arg::U32(at as u32), Arg::U32(n as u32)];
-        let args: Vec<Arg> = first.into_iter().chain(ports).chain(rest).collect();
+        let given = number.then(|| Arg::meta("m"));
+        let rest = [Arg::U32(at as u32), Arg::U32(n as u32)];
+        let ports = first.into_iter().chain(ports).chain([Arg::port("o")]);
+        let args: Vec<Arg> = ports.chain(given).chain(rest).collect();
         let launch = Launch::new(source, "blend", args);
         task = task.kernels(Kind::OpenCl, [launch.clone()]).kernels(Kind::Cuda, [launch]);
     }
@@ -179,10 +192,31 @@ fn task(at: usize, node: &Node, n: usize) -> Task {
                 let y = inv.input::<u32>(p.as_str())?;
                 o.iter_mut().zip(y).for_each(|(o, y)| *o = mixed(*o, *y));
             }
+            if number {
+                let m = inv.value::<u32>("m")?;
+                o.iter_mut().for_each(|o| *o = mixed(*o, m));
+            }
             Ok(())
         });
     }
     task.geometry(Geometry::linear(n))
+}
+
+/// Makes a number of an array: its first element.
+fn head(at: usize, by: By, n: usize) -> Task {
+    const TEXT: &str = "KERNEL void head(GLOBAL const uint *x, GLOBAL uint *m) { if (gid_x() == 0) m[0] = x[0]; }";
+    let task = Task::new(format!("head{at}")).input("x", Template::array::<u32>([n]));
+    let mut task = task.output("m", Template::scalar::<u32>());
+    if by != By::Host {
+        task = task.portable(TEXT, "head");
+    }
+    if by != By::Kernel {
+        task = task.host(|inv| {
+            inv.output::<u32>("m")?[0] = inv.input::<u32>("x")?[0];
+            Ok(())
+        });
+    }
+    task.geometry(Geometry::linear(1))
 }
 
 struct OnDrop<F: FnMut()>(F);
@@ -215,13 +249,19 @@ fn build(case: &Case) -> Built {
                 }
             }
         }
+        if let Some((of, by)) = node.number {
+            let head = g.add(head(at, by, case.elements)).unwrap();
+            g.connect((ids[of], "o"), (head, "x")).unwrap();
+            g.connect((head, "m"), (id, "m")).unwrap();
+        }
         if node.sticky {
             let port = format!("y{}", node.inputs.len().saturating_sub(1));
             sticky.push((at, g.feed((id, &port), 1).unwrap()));
         }
         ids.push(id);
     }
-    let taken = |at: usize| case.nodes.iter().any(|n| n.inputs.contains(&at));
+    let takes = |n: &Node, at: usize| n.inputs.contains(&at) || n.number.is_some_and(|(of, _)| of == at);
+    let taken = |at: usize| case.nodes.iter().any(|n| takes(n, at));
     let ends = (0..ids.len()).filter(|&at| case.nodes[at].end != Use::None || !taken(at));
     let drains = ends.map(|at| (at, g.drain((ids[at], "o"), 2).unwrap())).collect();
     Built { graph: g, feeds, sticky, drains }
