@@ -5,9 +5,10 @@
 mod stand_in;
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::mpsc::RecvTimeoutError;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use forebay::hal::{Device, discover};
 use forebay::place::Models;
@@ -357,11 +358,27 @@ fn all(devices: &[Arc<dyn Device>]) {
         ..ProptestConfig::default()
     };
     let mut runner = proptest::test_runner::TestRunner::new(config);
-    let result = runner.run(&cases(), |case| {
-        check(&case, devices);
-        Ok(())
+    // A graph that stands still cannot be ended either: then this process is.
+    let now: Mutex<Option<(Instant, Case)>> = Mutex::default();
+    std::thread::scope(|s| {
+        let (done, is_done) = std::sync::mpsc::channel::<()>();
+        let now = &now;
+        s.spawn(move || {
+            while is_done.recv_timeout(Duration::from_secs(1)) == Err(RecvTimeoutError::Timeout) {
+                if let Some((begun, case)) = now.lock().unwrap().as_ref().filter(|n| n.0.elapsed() > 3 * PATIENCE) {
+                    eprintln!("stands still for {:?}: {case:#?}", begun.elapsed());
+                    std::process::abort();
+                }
+            }
+        });
+        let result = runner.run(&cases(), |case| {
+            *now.lock().unwrap() = Some((Instant::now(), case.clone()));
+            check(&case, devices);
+            Ok(())
+        });
+        drop(done);
+        result.unwrap_or_else(|e| panic!("{e}"));
     });
-    result.unwrap_or_else(|e| panic!("{e}"));
 }
 
 #[test]
