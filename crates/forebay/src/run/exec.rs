@@ -567,11 +567,10 @@ fn dispatch(
         }
         Imp::Kernels { launches, scratch, next, reads, writes, numbers, recorded } => {
             let d = &core.runtime.devices[device];
-            // Before the queue is locked: a number that a device made is fetched by way of that.
-            for (i, b) in ins.iter().enumerate() {
-                if let Some(b) = b.as_ref().filter(|_| *numbers & 1 << i != 0) {
-                    b.host_bytes()?;
-                }
+            if *numbers != 0 {
+                // Before the queue is locked: a number that a device made is fetched by way of that.
+                let given = ins.iter().enumerate().filter(|(i, _)| *numbers & 1 << i != 0);
+                given.filter_map(|(_, b)| b.as_ref()).try_for_each(|b| b.host_bytes().map(drop))?;
             }
             let scratch = &scratch[*next % scratch.len()];
             *next = next.wrapping_add(1);
