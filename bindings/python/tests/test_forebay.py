@@ -264,6 +264,19 @@ class Accelerated(unittest.TestCase):
         with self.assertRaises(ValueError):
             f(b"abc")
 
+    def test_a_call_that_fails_is_not_the_end_of_the_task(self):
+        def unless_negative(x):
+            v = memoryview(x)[0]
+            if v < 0:
+                raise KeyError(f"{v} is below nothing")
+            return array("f", [v + 1] * 8)
+
+        f = forebay.Runtime("cpu").accelerate(task(f=unless_negative))
+        for n in (1, 2):
+            with self.assertRaisesRegex(RuntimeError, f"-{n}.0 is below nothing"):
+                f(array("f", [-n] * 8))
+            self.assertEqual(memoryview(f(array("f", [n] * 8)))[0], n + 1)
+
     def test_calls_whose_outputs_come_later(self):
         f = forebay.Runtime("cpu").accelerate(task())
         calls = [f.spawn(array("f", [n] * 8)) for n in range(8)]

@@ -160,6 +160,69 @@ fn what_fails_is_done_elsewhere_told_and_not_tried_again() {
 }
 
 #[test]
+fn what_failed_is_tried_again_after_a_reset() {
+    let _alone = alone();
+    let dir = tempfile::tempdir().unwrap();
+    let Some(rt) = runtime(&dir) else { return };
+    let t = Template::array::<f32>([N]);
+    let broken = Arc::new(AtomicBool::new(true));
+    let is_broken = broken.clone();
+    let task = Task::new("half").input("x", t).output("y", t).portable(&source(1), "twice").host(move |inv| {
+        if is_broken.load(Ordering::Relaxed) {
+            return Err(TaskError::from("no such luck"));
+        }
+        let (x, y) = (inv.input::<f32>("x")?, inv.output::<f32>("y")?);
+        y.iter_mut().zip(x).for_each(|(y, x)| *y = x * 2.0);
+        Ok(())
+    });
+    let s = start(&rt, task);
+    (0..10).for_each(|i| s.call(i as f32).unwrap());
+    // It was tried once.
+    let before = s.by_device()[0];
+    assert_eq!((before, s.run.snapshot().tasks[0].refused.len()), (1, 1));
+    broken.store(false, Ordering::Relaxed);
+    s.run.reset().unwrap();
+    s.run.run().unwrap();
+    assert!(s.run.snapshot().tasks[0].refused.is_empty());
+    (0..10).for_each(|i| s.call(i as f32).unwrap());
+    assert!(s.by_device()[0] > before, "{:?}", s.by_device());
+}
+
+#[test]
+fn a_call_that_fails_is_not_the_end_of_the_task() {
+    for (lanes, mode) in [(1, Mode::DataAware), (2, Mode::Adaptive)] {
+        let rt = Runtime::builder().cpu_only().mode(mode).models(Arc::new(Models::off())).build().unwrap();
+        let word = Template::scalar::<u64>();
+        let root = || {
+            Task::new("root").input("x", word).output("y", word).host(|inv| {
+                let x = inv.value::<u64>("x")?;
+                let y = x.isqrt();
+                if y * y != x {
+                    return Err(format!("{x} has none").into());
+                }
+                inv.output::<u64>("y")?[0] = y;
+                Ok(())
+            })
+        };
+        let root = rt.accelerate(lanes, root).unwrap();
+        let of = |x: u64| {
+            let y = root.call(&[Datablock::scalar(x).unwrap()])?;
+            Ok::<u64, Error>(y[0].as_slice::<u64>()?[0])
+        };
+        for i in 0..20u64 {
+            assert_eq!(of(i * i).unwrap(), i);
+            let why = of(i * i + 2).unwrap_err().to_string();
+            assert!(why.contains(&format!("{} has none", i * i + 2)), "{why}");
+        }
+        // Calls beside it on the same lane fail as well, and come back.
+        let calls: Vec<_> = [5u64, 9, 16].into_iter().map(|x| root.spawn(&[Datablock::scalar(x).unwrap()])).collect();
+        let came = calls.into_iter().map(|c| c.and_then(forebay::place::Pending::wait)).filter(Result::is_ok).count();
+        assert!(came < 3, "{came}");
+        assert_eq!(of(144).unwrap(), 12);
+    }
+}
+
+#[test]
 fn a_hint_decides_where_the_size_says_nothing() {
     let _alone = alone();
     let dir = tempfile::tempdir().unwrap();

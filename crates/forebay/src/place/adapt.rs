@@ -273,6 +273,11 @@ impl Adapt {
         left.min_by(|a, b| time(a).total_cmp(&time(b))).map(|c| c.device)
     }
 
+    /// What failed may be chosen again.
+    pub(crate) fn forgive(&mut self) {
+        self.choices.iter_mut().for_each(|c| c.refused = None);
+    }
+
     /// Threads of the CPU that the task keeps busy on this device.
     pub(crate) fn busy(&self, device: usize) -> Option<super::load::Busy> {
         let width = self.choices.iter().find(|c| c.device == device)?.width?;

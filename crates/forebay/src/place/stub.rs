@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::block::Datablock;
 use crate::error::{Error, Result};
 use crate::graph::{Drain, Feed, Graph, Impl, PortKind, Task};
-use crate::run::{Running, Runtime, TaskStats};
+use crate::run::{GraphState, Running, Runtime, TaskStats};
 use crate::template::{Elem, Template};
 
 /// Calls that may be in flight on one lane: more would make predictions stale before they are used.
@@ -84,6 +84,16 @@ impl Lane {
         if !state.dropped.remove(&number) {
             state.kept.insert(number, results);
         }
+    }
+
+    /// After a call that failed: the next one is another's. Whoever else waits for this lane gets the failure, too.
+    #[cold]
+    fn begin_anew(&self, state: &mut State) {
+        while state.received < state.sent {
+            self.receive(state);
+        }
+        // A task that calls another one cannot; then this call fails with what the last one failed with.
+        let _ = self.run.reset().and_then(|()| self.run.run());
     }
 }
 
@@ -212,7 +222,8 @@ impl Accelerated {
     /// Calls the task and waits for its outputs, in the order of their ports. Inputs are in the order of theirs.
     ///
     /// # Errors
-    /// [`Error::Block`] for inputs that are not the ports'; what the task fails with, once no implementation is left.
+    /// [`Error::Block`] for inputs that are not the ports'; what the task fails with, once no implementation is left. Calls that
+    /// are under way on the same lane fail with it; the next one is tried as if nothing had been.
     pub fn call(&self, inputs: &[Datablock]) -> Result<Vec<Datablock>> {
         self.spawn(inputs)?.wait()
     }
@@ -243,6 +254,9 @@ impl Accelerated {
         let mut state = lane.lock();
         while state.sent - state.received >= IN_FLIGHT as u64 {
             lane.receive(&mut state);
+        }
+        if lane.run.state() == GraphState::Failed {
+            lane.begin_anew(&mut state);
         }
         for (feed, block) in lane.feeds.iter().zip(inputs) {
             lane.run.push(*feed, block.clone())?;

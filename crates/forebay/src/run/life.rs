@@ -142,7 +142,8 @@ impl Running {
         Ok(())
     }
 
-    /// Stops the graph, empties all channels and forgets all state and any failure; [`Running::run`] starts afresh.
+    /// Stops the graph, empties all channels and forgets all state and any failure, of implementations, too; [`Running::run`] starts
+    /// afresh.
     ///
     /// # Errors
     /// As [`Running::stop`]; [`Error::InsideTask`] from a task.
@@ -164,6 +165,7 @@ impl Running {
             for n in &core.nodes {
                 // SAFETY: as above.
                 unsafe { (*n.own.get()).reset() };
+                n.refused.lock().unwrap_or_else(PoisonError::into_inner).clear();
             }
             let mut now = core.life.now();
             (now.state, now.why) = (GraphState::Stopped, None);

@@ -370,8 +370,9 @@ impl Own {
         if self.fixed_group != 0 || self.group != 0 { self.iteration == 0 } else { !self.started }
     }
 
-    /// Back to the beginning; drops every block.
+    /// Back to the beginning; drops every block. What failed may be tried again.
     pub(crate) fn reset(&mut self) {
+        self.adapt.iter_mut().for_each(|a| a.forgive());
         self.ins.iter_mut().for_each(|b| *b = None);
         self.outs.iter_mut().for_each(|b| *b = None);
         self.holding = false;
