@@ -1,7 +1,7 @@
 //! The service as a program: arguments, signals, systemd.
 
 use std::collections::BTreeSet;
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -183,10 +183,16 @@ fn own_folder(path: &Path) -> Result<(), String> {
 }
 
 /// The socket that systemd made for us, if it did.
-fn activated() -> Option<OwnedFd> {
-    let mut fds = sd_notify::listen_fds().ok()?;
-    // SAFETY: systemd passes descriptors from this number on to this process, which has not used them before.
-    fds.next().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
+fn activated() -> Result<Option<OwnedFd>, String> {
+    let Some(fd) = sd_notify::listen_fds().ok().and_then(|mut fds| fds.next()) else { return Ok(None) };
+    // SAFETY: only asked what it is; a number that is nobody's file is refused by the kernel.
+    let listens = rustix::net::sockopt::socket_acceptconn(unsafe { BorrowedFd::borrow_raw(fd) });
+    match listens {
+        // SAFETY: systemd passes descriptors from this number on to this process, which makes no such sockets before.
+        Ok(true) => Ok(Some(unsafe { OwnedFd::from_raw_fd(fd) })),
+        Ok(false) => Err(format!("LISTEN_FDS says that file {fd} is a socket to serve, but nobody listens at it")),
+        Err(e) => Err(format!("LISTEN_FDS says that file {fd} is a socket to serve, but it is none: {e}")),
+    }
 }
 
 /// Why there is no lock in a container.
@@ -294,7 +300,7 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
         signal_hook::low_level::pipe::register(signal, end).map_err(|e| format!("signal {signal}: {e}"))?;
     }
     let path = options.socket.clone();
-    let mut server = match activated() {
+    let mut server = match activated()? {
         Some(listener) => Server::activated(options, listener).map_err(text)?,
         None => Server::new(options).map_err(text)?,
     };

@@ -143,33 +143,59 @@ fn scratch(name: &str) -> std::path::PathBuf {
 
 #[test]
 fn a_socket_that_systemd_made_is_served_and_left_where_it_is() {
-    use std::os::fd::AsRawFd as _;
+    use forebay_proto::wire::{self, Reply};
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use std::os::fd::{AsFd as _, AsRawFd as _};
     use std::os::unix::process::CommandExt as _;
     let dir = scratch("activated");
     let path = dir.join("socket");
     let socket = forebay_proto::socket::new(rustix::net::SocketFlags::empty()).unwrap();
     rustix::net::bind(&socket, &rustix::net::SocketAddrUnix::new(&path).unwrap()).unwrap();
     rustix::net::listen(&socket, 8).unwrap();
-    // Somebody who connects before the service is there is served when it comes.
-    let (from, early) = (path.clone(), std::sync::mpsc::channel());
-    let said = early.0;
-    std::thread::spawn(move || said.send(Connection::open_at(&from, "early").is_ok()));
-    std::thread::sleep(Duration::from_millis(100));
+    // Somebody who connects before the service is there is served when it comes, however long that takes (a client of the
+    // library's gives up after two seconds).
+    let early = forebay_proto::socket::connect_to(&path).unwrap();
+    let hello = Request::Hello { version: wire::VERSION, name: wire::short_name("early") };
+    forebay_proto::socket::send(early.as_fd(), &wire::encode(&hello), &[], true).unwrap();
     let mut c = Command::new("/bin/sh");
     let script = "LISTEN_FDS=1 LISTEN_PID=$$ exec \"$0\" --socket \"$1\"";
     c.args(["-c", script, env!("CARGO_BIN_EXE_forebayd")]).arg(&path);
     let fd = socket.as_raw_fd();
-    // SAFETY: dup2 may be called between fork and exec; number 3 is free in the child or not needed there.
+    // SAFETY: dup2 and fcntl may be called between fork and exec; number 3 is free in the child or not needed there.
     unsafe {
-        c.pre_exec(move || if libc::dup2(fd, 3) == 3 { Ok(()) } else { Err(std::io::Error::last_os_error()) });
+        c.pre_exec(move || {
+            // A file that has the number already would be closed with all others.
+            let done = if fd == 3 { libc::fcntl(fd, libc::F_SETFD, 0) } else { libc::dup2(fd, 3) };
+            if done == -1 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+        });
     }
     let mut service = c.spawn().unwrap();
-    assert_eq!(early.1.recv_timeout(Duration::from_secs(10)), Ok(true));
+    let mut heard = [PollFd::new(&early, PollFlags::IN)];
+    assert_eq!(poll(&mut heard, Some(&Timespec { tv_sec: 20, tv_nsec: 0 })), Ok(1), "no answer in twenty seconds");
+    let mut answer = vec![0; wire::MAX_REPLY];
+    let (n, files) = forebay_proto::socket::receive(early.as_fd(), &mut answer, false).unwrap();
+    let answer = wire::decode(&answer[..n], wire::MAX_REPLY).unwrap();
+    assert!(matches!(answer, Reply::Welcome { .. }), "{answer:?}");
+    assert_eq!(files.len(), 4);
     assert!(Connection::open_at(&path, "late").unwrap().processes().is_ok());
     let pid = rustix::process::Pid::from_raw(service.id() as i32).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     assert!(service.wait().unwrap().success());
     assert!(path.exists(), "the socket is systemd's");
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+#[test]
+fn a_socket_that_is_none_is_not_served() {
+    let dir = scratch("no-socket");
+    // The first number is free, and what the service opens first has it by then.
+    for (script, why) in [("3<&-", "file 3 is a socket to serve, but"), ("3</dev/null", "but it is none")] {
+        let mut c = Command::new("/bin/sh");
+        let script = format!("LISTEN_FDS=1 LISTEN_PID=$$ exec \"$0\" --socket \"$1\" {script}");
+        let out = c.args(["-c", &script, env!("CARGO_BIN_EXE_forebayd")]).arg(dir.join("socket")).output().unwrap();
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert!(out.status.code().is_some_and(|c| c != 0) && said.contains(why), "{:?}: {said}", out.status);
+    }
     std::fs::remove_dir_all(dir).unwrap();
 }
 
