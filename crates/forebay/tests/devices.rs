@@ -386,7 +386,10 @@ fn a_number_that_a_device_made_is_an_argument() {
     if !stand_in::is_here() {
         stand_in::again("a_number_that_a_device_made_is_an_argument");
     }
-    let (found, missing) = forebay::hal::discover(&[Kind::OpenCl, Kind::Cuda]);
+    let (found, _) = forebay::hal::discover(&[Kind::OpenCl, Kind::Cuda]);
+    if found.is_empty() {
+        eprintln!("skipped: no opencl device");
+    }
     for d in found.into_iter().filter(|d| d.compiles().is_ok()) {
         for fusion in [false, true] {
             let rt = Runtime::builder().devices(vec![d.clone()]).fusion(fusion).build().unwrap();
@@ -411,8 +414,5 @@ fn a_number_that_a_device_made_is_an_argument() {
                 assert_eq!(out.as_slice::<u32>().unwrap(), [v + 1; 100]);
             }
         }
-    }
-    if !missing.is_empty() {
-        eprintln!("skipped: {missing:?}");
     }
 }
