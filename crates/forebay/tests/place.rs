@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use forebay::place::Models;
-use forebay::{Datablock, Error, Graph, Kind, Mode, Running, Runtime, Task, TaskError, Template};
+use forebay::{
+    Arg, Datablock, Error, Geometry, Graph, Kind, Launch, Mode, Running, Runtime, Source, Task, TaskError, Template,
+};
 
 const N: usize = 4096;
 
@@ -186,6 +188,26 @@ fn what_failed_is_tried_again_after_a_reset() {
     assert!(s.run.snapshot().tasks[0].refused.is_empty());
     (0..10).for_each(|i| s.call(i as f32).unwrap());
     assert!(s.by_device()[0] > before, "{:?}", s.by_device());
+    drop(s);
+    // The same where nothing was left: no device has groups so large.
+    broken.store(true, Ordering::Relaxed);
+    let launch = Launch::new(Source::Portable(source(1).into()), "twice", [Arg::port("x"), Arg::port("y")]);
+    let launch = launch.over(Geometry::linear(1 << 20).with_group(1 << 20, 1, 1));
+    let is_broken = broken.clone();
+    let task = Task::new("none").input("x", t).output("y", t).kernels(Kind::OpenCl, [launch]).host(move |inv| {
+        if is_broken.load(Ordering::Relaxed) {
+            return Err(TaskError::from("no such luck"));
+        }
+        let (x, y) = (inv.input::<f32>("x")?, inv.output::<f32>("y")?);
+        y.iter_mut().zip(x).for_each(|(y, x)| *y = x * 2.0);
+        Ok(())
+    });
+    let s = start(&rt, task);
+    s.call(1.0).unwrap_err();
+    broken.store(false, Ordering::Relaxed);
+    s.run.reset().unwrap();
+    s.run.run().unwrap();
+    (0..5).for_each(|i| s.call(i as f32).unwrap());
 }
 
 #[test]

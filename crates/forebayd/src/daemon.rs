@@ -1,7 +1,7 @@
 //! The service as a program: arguments, signals, systemd.
 
 use std::collections::BTreeSet;
-use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -185,10 +185,14 @@ fn own_folder(path: &Path) -> Result<(), String> {
 /// The socket that systemd made for us, if it did.
 fn activated() -> Result<Option<OwnedFd>, String> {
     let Some(fd) = sd_notify::listen_fds().ok().and_then(|mut fds| fds.next()) else { return Ok(None) };
-    // SAFETY: only asked what it is; a number that is nobody's file is refused by the kernel.
-    let listens = rustix::net::sockopt::socket_acceptconn(unsafe { BorrowedFd::borrow_raw(fd) });
-    match listens {
-        // SAFETY: systemd passes descriptors from this number on to this process, which makes no such sockets before.
+    let (mut listens, mut size) = (0i32, size_of::<i32>() as libc::socklen_t);
+    // SAFETY: a number, which may be nobody's file (the kernel says so then); both places are ours, and as large as said.
+    let asked = unsafe {
+        libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN, (&raw mut listens).cast(), &raw mut size)
+    };
+    match if asked == 0 { Ok(listens != 0) } else { Err(std::io::Error::last_os_error()) } {
+        // SAFETY: systemd passes descriptors from this number on to this process, which has no socket of its own yet at which it
+        // listens: so this one is nobody else's.
         Ok(true) => Ok(Some(unsafe { OwnedFd::from_raw_fd(fd) })),
         Ok(false) => Err(format!("LISTEN_FDS says that file {fd} is a socket to serve, but nobody listens at it")),
         Err(e) => Err(format!("LISTEN_FDS says that file {fd} is a socket to serve, but it is none: {e}")),
