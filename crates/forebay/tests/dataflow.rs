@@ -196,6 +196,50 @@ fn metadata_travels_with_its_block() {
     }
 }
 
+/// Whoever else has the block that is changed in place: then it is a copy that goes on.
+#[test]
+fn metadata_stays_with_what_is_changed_in_place() {
+    let rt = Runtime::builder().cpu_only().build().unwrap();
+    let mut g = Graph::new("in-place");
+    let more = |name: &str| {
+        Task::new(name).inout("x", word()).host(|inv| {
+            inv.output::<u64>("x")?[0] += 1;
+            Ok(())
+        })
+    };
+    let (a, b) = (g.add(more("a")).unwrap(), g.add(more("b")).unwrap());
+    let feed = g.feed((a, "x"), 1).unwrap();
+    let (kept, out) = (g.drain((a, "x"), 1).unwrap(), g.drain((b, "x"), 1).unwrap());
+    g.connect((a, "x"), (b, "x")).unwrap();
+    let run = rt.start(g).unwrap();
+    let block = Datablock::scalar(5u64).unwrap();
+    block.set_meta(b"five").unwrap();
+    run.push(feed, block.clone()).unwrap();
+    for (drain, value) in [(kept, 6), (out, 7)] {
+        let b = run.pull(drain).unwrap();
+        assert_eq!((b.as_slice::<u64>().unwrap(), b.meta().as_deref()), (&[value][..], Some(&b"five"[..])));
+    }
+    assert_eq!(block.as_slice::<u64>().unwrap(), [5]);
+}
+
+/// Of as many as a task can have, with a port each.
+#[test]
+fn every_output_can_have_its_size_from_a_meta_port() {
+    let rt = Runtime::builder().cpu_only().build().unwrap();
+    let mut g = Graph::new("sizes");
+    let t = Template::records::<u32>(40);
+    let outputs = 0..32;
+    let task = outputs.clone().fold(Task::new("many"), |k, o| k.output(&format!("o{o}"), t));
+    let task = outputs.clone().fold(task, |k, o| k.meta_size(&format!("n{o}"), &format!("o{o}"))).host(|_| Ok(()));
+    let id = g.add(task).unwrap();
+    let feeds: Vec<Feed> = outputs.clone().map(|o| g.feed((id, &format!("n{o}")), 1).unwrap()).collect();
+    let drains: Vec<Drain> = outputs.map(|o| g.drain((id, &format!("o{o}")), 1).unwrap()).collect();
+    let run = rt.start(g).unwrap();
+    feeds.iter().enumerate().for_each(|(o, feed)| push(&run, *feed, o as u64));
+    let sizes: Vec<usize> = drains.iter().map(|d| run.pull(*d).unwrap().records()).collect();
+    assert_eq!(sizes, (0..drains.len()).collect::<Vec<_>>());
+}
+
 /// A loop that doubles a value n times: way back and exit are two channels of one port with opposite predicates.
 fn looped(meta: bool) -> (Graph, Feed, Option<Feed>, Drain) {
     let mut g = Graph::new("loop");

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use forebay::place::Models;
 use forebay::{
-    Arg, Datablock, Error, Geometry, Graph, Kind, Launch, Mode, Running, Runtime, Source, Task, TaskError, Template,
+    Arg, Datablock, Error, Geometry, Graph, Kind, Launch, Mode, Running, Runtime, Signals, Source, Task, TaskError,
+    Template,
 };
 
 const N: usize = 4096;
@@ -153,6 +154,22 @@ fn what_fails_is_done_elsewhere_told_and_not_tried_again() {
     assert_eq!(tried.load(Ordering::Relaxed), 1);
     let refused = s.run.snapshot().tasks[0].refused.clone();
     assert!(matches!(&refused[..], [(0, why)] if why.contains("no such luck")), "{refused:?}");
+    drop(s);
+    // What it has said of its output until then goes for nothing.
+    let (x, y) = (Template::records::<f32>(N), Template::records::<f32>(N));
+    let task = Task::new("half").input("x", x).output("y", y).portable(&source(1), "twice").host(|inv| {
+        let out = inv.out("y")?;
+        out.set_records(1)?;
+        out.set_meta(b"half done")?;
+        out.set_signals(Signals::END_STREAM);
+        Err(TaskError::from("no such luck"))
+    });
+    let s = start(&rt, task);
+    let given = Datablock::from_slice(x, &[3.0f32; N]).unwrap().with_signals(Signals::BEGIN_STREAM);
+    s.run.push(s.feed, given).unwrap();
+    let out = s.run.pull(s.drain).unwrap();
+    assert_eq!((out.records(), out.meta(), out.signals()), (N, None, Signals::BEGIN_STREAM));
+    assert!(out.as_slice::<f32>().unwrap().iter().all(|y| *y == 6.0));
     drop(s);
     // Where everything fails the graph does, and says why.
     let both = Task::new("none").input("x", t).output("y", t).host(|_| Err(TaskError::from("nor here")));

@@ -106,6 +106,21 @@ unsafe impl Send for Inner {}
 // SAFETY: as above.
 unsafe impl Sync for Inner {}
 
+impl Inner {
+    /// As it came from its pool: full, without marks and metadata.
+    #[inline]
+    fn unmark(&self) {
+        if self.signals.load(Ordering::Relaxed) != 0 {
+            self.signals.store(Signals::NONE.0, Ordering::Relaxed);
+        }
+        self.records.store(self.template.elements(), Ordering::Relaxed);
+        if self.has_meta.load(Ordering::Relaxed) {
+            self.has_meta.store(false, Ordering::Relaxed);
+            *self.meta.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        }
+    }
+}
+
 /// A counted handle to a datablock.
 pub struct Datablock(NonNull<Inner>);
 
@@ -304,6 +319,11 @@ impl Datablock {
         *self.inner().meta.lock().unwrap_or_else(PoisonError::into_inner) = Some(bytes.into());
         self.inner().has_meta.store(true, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Full, without marks and metadata.
+    pub(crate) fn unmark(&self) {
+        self.inner().unmark();
     }
 
     /// Whether this is the only handle, so that the block may be written.

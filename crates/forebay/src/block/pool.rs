@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use forebay_hal::cpu::HostMemory;
 use forebay_hal::{Buffer, Device};
 
-use super::{Datablock, Inner, Signals};
+use super::{Datablock, Inner};
 use crate::error::Result;
 use crate::template::Template;
 
@@ -243,14 +243,7 @@ pub(super) unsafe fn recycle(p: NonNull<Inner>) {
         drop(unsafe { Box::from_raw(p.as_ptr()) });
         return;
     };
-    if i.signals.load(Ordering::Relaxed) != 0 {
-        i.signals.store(Signals::NONE.0, Ordering::Relaxed);
-    }
-    i.records.store(i.template.elements(), Ordering::Relaxed);
-    if i.has_meta.load(Ordering::Relaxed) {
-        i.has_meta.store(false, Ordering::Relaxed);
-        *i.meta.lock().unwrap_or_else(PoisonError::into_inner) = None;
-    }
+    i.unmark();
     let lent = i.leave_devices();
     // SAFETY: the block's own count keeps the pool alive until the block is in the stack, in the line or freed.
     let home = unsafe { pool.as_ref() };
@@ -266,6 +259,7 @@ pub(super) unsafe fn recycle(p: NonNull<Inner>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::block::Signals;
     use crate::run::device::{DEPTH_THROUGHPUT, DeviceHandle};
     use forebay_hal::sim::{Model, SimDevice};
 

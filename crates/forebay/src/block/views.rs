@@ -455,6 +455,11 @@ impl Datablock {
     /// A copy of `self`'s bytes in `to` (a fresh sole handle of the same template), made where they are.
     pub(crate) fn copy_to(&self, to: &Datablock) -> Result<()> {
         to.set_records(self.records())?;
+        if self.inner().has_meta.load(Ordering::Relaxed)
+            && let Some(meta) = self.meta()
+        {
+            to.set_meta(&meta)?;
+        }
         let bytes = self.bytes();
         let device = {
             let v = self.inner().views.lock().unwrap_or_else(PoisonError::into_inner);

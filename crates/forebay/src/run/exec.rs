@@ -417,7 +417,7 @@ fn call(
     let mut inv =
         Invocation { node, inputs, outputs, taken: 0, geometry, iteration, finish: false, pool: &core.runtime.pool };
     let result = std::panic::catch_unwind(AssertUnwindSafe(|| work(&mut inv)));
-    *finished |= inv.finish && inputs.is_empty();
+    *finished |= inv.finish && inputs.is_empty() && matches!(result, Ok(Ok(())));
     result.unwrap_or_else(|why| Err(format!("panicked: {}", panic_text(&*why)).into()))
 }
 
@@ -428,7 +428,6 @@ fn invoke(core: &Core, node: &Node, own: &mut Own, device: usize, worker: &Worke
     let start = own.at_start();
     let mut signals = Signals::NONE;
     let mut geometry = None;
-    let mut sizes: [Option<u64>; 4] = [None; 4];
     for (at, i) in node.inputs.iter().enumerate() {
         let block = match i.kind {
             InKind::Plain { initializer: Some(init) } if start => pop(core, node.inputs[init as usize].channel, worker),
@@ -442,7 +441,7 @@ fn invoke(core: &Core, node: &Node, own: &mut Own, device: usize, worker: &Worke
         if i.kind != InKind::Sticky {
             signals = signals | block.signals().of_stream();
         }
-        if let InKind::Meta { geometry: g, iterations, size_of } = i.kind {
+        if let InKind::Meta { geometry: g, iterations, .. } = i.kind {
             if g {
                 let n = block.as_slice::<u64>()?;
                 let n: Vec<usize> = n.iter().map(|&v| usize::try_from(v).unwrap_or(usize::MAX)).collect();
@@ -453,11 +452,6 @@ fn invoke(core: &Core, node: &Node, own: &mut Own, device: usize, worker: &Worke
                 if own.group == 0 {
                     return Err(format!("{} asks for 0 iterations", node.input_names[at]).into());
                 }
-            }
-            if let Some(o) = size_of {
-                let n = block.as_slice::<u64>()?[0];
-                *sizes.get_mut(o as usize).ok_or("only the first four outputs can have a size from a meta port")? =
-                    Some(n);
             }
         }
         own.ins[at] = Some(block);
@@ -471,15 +465,9 @@ fn invoke(core: &Core, node: &Node, own: &mut Own, device: usize, worker: &Worke
         }
     }
     for (at, o) in node.outputs.iter().enumerate() {
-        let block = sole(o, o.from_input.and_then(|i| own.ins[i as usize].take()))?;
-        if block.signals() != signals {
-            block.set_signals(signals);
-        }
-        if let Some(n) = sizes.get(at).copied().flatten() {
-            block.set_records(usize::try_from(n).unwrap_or(usize::MAX))?;
-        }
-        own.outs[at] = Some(block);
+        own.outs[at] = Some(sole(o, o.from_input.and_then(|i| own.ins[i as usize].take()))?);
     }
+    announce(node, own, signals)?;
     let geometry = geometry.unwrap_or_else(|| node.geometry_now());
     let iteration = own.iteration;
     let mut result = dispatch(core, node, own, device, geometry, iteration);
@@ -489,7 +477,9 @@ fn invoke(core: &Core, node: &Node, own: &mut Own, device: usize, worker: &Worke
         let Some(other) = own.adapt.as_mut().and_then(|a| a.instead(failed, &why)) else { break };
         node.refused.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push((failed, why));
         own.device = other;
-        result = dispatch(core, node, own, other, geometry, iteration);
+        // What the one that failed has said of its outputs goes for nothing.
+        own.outs.iter().flatten().for_each(Datablock::unmark);
+        result = announce(node, own, signals).and_then(|()| dispatch(core, node, own, other, geometry, iteration));
     }
     for (slot, i) in own.ins.iter_mut().zip(&node.inputs) {
         if !matches!(i.kind, InKind::Sticky | InKind::Meta { iterations: true, .. }) {
@@ -504,6 +494,21 @@ fn invoke(core: &Core, node: &Node, own: &mut Own, device: usize, worker: &Worke
         }
     }
     result
+}
+
+/// Gives the outputs the invocation's marks, and the sizes that Meta ports say.
+fn announce(node: &Node, own: &Own, signals: Signals) -> Result<(), TaskError> {
+    for block in own.outs.iter().flatten().filter(|b| b.signals() != signals) {
+        block.set_signals(signals);
+    }
+    for (i, block) in node.inputs.iter().zip(&own.ins) {
+        if let (InKind::Meta { size_of: Some(o), .. }, Some(block)) = (i.kind, block)
+            && let Some(Some(out)) = own.outs.get(o as usize)
+        {
+            out.set_records(usize::try_from(block.as_slice::<u64>()?[0]).unwrap_or(usize::MAX))?;
+        }
+    }
+    Ok(())
 }
 
 fn dispatch(

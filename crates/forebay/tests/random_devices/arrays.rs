@@ -1,36 +1,22 @@
-//! Random graphs on several devices against a reference interpreter: whatever way data goes, whoever reads it or does not, and
-//! however often the graph is stopped meanwhile, what comes out is what one thread would have computed.
-
-#[path = "../../forebay-hal/tests/stand_in/mod.rs"]
-mod stand_in;
+//! Arrays of one size, every item alike: what is worth testing is the way that they take between the devices.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::RecvTimeoutError;
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use forebay::hal::{Device, discover};
+use forebay::hal::Device;
 use forebay::place::Models;
-use forebay::{
-    Arg, Datablock, Drain, Error, Feed, Geometry, Graph, Kind, Launch, Mode, Running, Runtime, Source, Task,
-};
+use forebay::{Arg, Datablock, Drain, Feed, Geometry, Graph, Kind, Launch, Mode, Runtime, Source, Task};
 use forebay::{TaskId, Template};
 use proptest::prelude::*;
+
+use crate::{By, MIXED, OnDrop, all, anybody, mixed, pull, push};
 
 /// Items that go through each graph.
 const ROUNDS: u32 = 12;
 /// Elements of a block: of one that the processor may copy, and of larger ones.
 const SIZES: [usize; 5] = [1, 33, 1500, 9000, 40_000];
-const PATIENCE: Duration = Duration::from_secs(20);
-
-/// What can carry out a task.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum By {
-    Host,
-    Kernel,
-    Both,
-}
 
 /// What becomes of a task's output at the program's end.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -71,14 +57,13 @@ struct Case {
 }
 
 fn cases() -> impl Strategy<Value = Case> {
-    let by = || prop_oneof![Just(By::Host), Just(By::Kernel), Just(By::Both)];
     let end = prop_oneof![Just(Use::Read), Just(Use::Waited), Just(Use::Dropped), Just(Use::Kept), Just(Use::None)];
     let node = (
         proptest::collection::vec(any::<prop::sample::Index>(), 0..4),
         (any::<bool>(), prop::bool::weighted(0.2)),
-        prop::option::weighted(0.2, (any::<prop::sample::Index>(), by())),
+        prop::option::weighted(0.2, (any::<prop::sample::Index>(), anybody())),
         1usize..4,
-        by(),
+        anybody(),
         end,
     );
     let nodes = proptest::collection::vec(node, 1..10).prop_map(|raw| {
@@ -105,10 +90,6 @@ fn cases() -> impl Strategy<Value = Case> {
         interrupted,
         own_blocks,
     })
-}
-
-fn mixed(h: u32, v: u32) -> u32 {
-    (h ^ v).wrapping_mul(0x9E37_79B9).rotate_left(7)
 }
 
 /// What is pushed.
@@ -145,8 +126,7 @@ fn text(in_place: bool, others: usize, number: bool) -> String {
     let given = if number { "uint m, " } else { "" };
     steps += if number { "h = mixed(h, m); " } else { "" };
     format!(
-        "uint mixed(uint h, uint v) {{ uint m = (h ^ v) * 0x9E3779B9u; return (m << 7) | (m >> 25); }}
-KERNEL void blend({first}{ports}GLOBAL uint *o, {given}uint node, uint n) {{
+        "{MIXED}KERNEL void blend({first}{ports}GLOBAL uint *o, {given}uint node, uint n) {{
   uint i = gid_x();
   if (i < n) {{ uint h = mixed(node + 1u, {from}[i]); {steps}o[i] = h; }}
 }}"
@@ -220,14 +200,6 @@ fn head(at: usize, by: By, n: usize) -> Task {
     task.geometry(Geometry::linear(1))
 }
 
-struct OnDrop<F: FnMut()>(F);
-
-impl<F: FnMut()> Drop for OnDrop<F> {
-    fn drop(&mut self) {
-        (self.0)();
-    }
-}
-
 struct Built {
     graph: Graph,
     /// With the node's number.
@@ -268,29 +240,6 @@ fn build(case: &Case) -> Built {
     Built { graph: g, feeds, sticky, drains }
 }
 
-/// Pushes, whether or not the graph is stopped just now.
-fn push(run: &Running, feed: Feed, own: bool, data: &[u32]) {
-    loop {
-        let block = match own {
-            true => run.acquire(feed).and_then(|mut b| b.assign(data).map(|()| b)),
-            false => Datablock::from_slice(Template::array::<u32>([data.len()]), data),
-        };
-        match run.push_timeout(feed, block.unwrap(), PATIENCE) {
-            Err(Error::NotRunning { .. }) => std::thread::yield_now(),
-            other => return other.unwrap(),
-        }
-    }
-}
-
-fn pull(run: &Running, drain: Drain) -> Datablock {
-    loop {
-        match run.pull_timeout(drain, PATIENCE) {
-            Err(Error::NotRunning { .. }) => std::thread::yield_now(),
-            other => return other.unwrap(),
-        }
-    }
-}
-
 fn check(case: &Case, devices: &[Arc<dyn Device>]) {
     let Built { graph, feeds, sticky, drains } = build(case);
     let builder = Runtime::builder().devices(devices.to_vec()).mode(case.mode).fusion(case.fusion);
@@ -305,9 +254,22 @@ fn check(case: &Case, devices: &[Arc<dyn Device>]) {
     let ended = AtomicBool::new(false);
     std::thread::scope(|s| {
         s.spawn(|| {
-            sticky.iter().for_each(|&(at, feed)| push(&run, feed, case.own_blocks, &data(u32::MAX, at)));
+            let block = |feed, data: &[u32]| {
+                let b = match case.own_blocks {
+                    true => run.acquire(feed).and_then(|mut b| b.assign(data).map(|()| b)),
+                    false => Datablock::from_slice(Template::array::<u32>([data.len()]), data),
+                };
+                b.unwrap()
+            };
+            for &(at, feed) in &sticky {
+                let data = data(u32::MAX, at);
+                push(&run, feed, || block(feed, &data));
+            }
             for round in 0..ROUNDS {
-                feeds.iter().for_each(|&(at, feed)| push(&run, feed, case.own_blocks, &data(round, at)));
+                for &(at, feed) in &feeds {
+                    let data = data(round, at);
+                    push(&run, feed, || block(feed, &data));
+                }
             }
         });
         if case.interrupted {
@@ -348,57 +310,12 @@ fn check(case: &Case, devices: &[Arc<dyn Device>]) {
     assert!(run.snapshot().channels.iter().all(|c| c.len == 0));
 }
 
-/// As many cases as take a few seconds; more where somebody asks for them (PROPTEST_CASES).
-fn all(devices: &[Arc<dyn Device>]) {
-    let asked = std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok());
-    let config = ProptestConfig {
-        cases: asked.unwrap_or(60),
-        failure_persistence: None,
-        max_shrink_iters: 0,
-        ..ProptestConfig::default()
-    };
-    let mut runner = proptest::test_runner::TestRunner::new(config);
-    // A graph that stands still cannot be ended either: then this process is.
-    let now: Mutex<Option<(Instant, Case)>> = Mutex::default();
-    std::thread::scope(|s| {
-        let (done, is_done) = std::sync::mpsc::channel::<()>();
-        let now = &now;
-        s.spawn(move || {
-            while is_done.recv_timeout(Duration::from_secs(1)) == Err(RecvTimeoutError::Timeout) {
-                if let Some((begun, case)) = now.lock().unwrap().as_ref().filter(|n| n.0.elapsed() > 3 * PATIENCE) {
-                    eprintln!("stands still for {:?}: {case:#?}", begun.elapsed());
-                    std::process::abort();
-                }
-            }
-        });
-        let result = runner.run(&cases(), |case| {
-            *now.lock().unwrap() = Some((Instant::now(), case.clone()));
-            check(&case, devices);
-            Ok(())
-        });
-        drop(done);
-        result.unwrap_or_else(|e| panic!("{e}"));
-    });
-}
-
 #[test]
 fn on_opencl() {
-    let (found, missing) = discover(&[Kind::OpenCl]);
-    let able: Vec<_> = found.into_iter().filter(|d| d.compiles().is_ok()).collect();
-    if able.is_empty() {
-        return eprintln!("skipped: no opencl device ({missing:?})");
-    }
-    all(&able);
+    crate::on_opencl(|devices| all(cases(), |case| check(case, devices)));
 }
 
 #[test]
 fn on_two_gpus() {
-    if !stand_in::is_here() {
-        let delays = ("STAND_IN_DELAYS", "1");
-        stand_in::again_with("on_two_gpus", &[("STAND_IN_DEVICES", "1"), delays]);
-        return stand_in::again_with("on_two_gpus", &[("STAND_IN_DEVICES", "2"), delays]);
-    }
-    let (found, missing) = discover(&[Kind::Cuda]);
-    assert!(!found.is_empty(), "{missing:?}");
-    all(&found);
+    crate::on_two_gpus("arrays::on_two_gpus", |devices| all(cases(), |case| check(case, devices)));
 }
