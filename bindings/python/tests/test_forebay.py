@@ -277,6 +277,19 @@ class Accelerated(unittest.TestCase):
                 f(array("f", [-n] * 8))
             self.assertEqual(memoryview(f(array("f", [n] * 8)))[0], n + 1)
 
+    def test_functions_call_tasks_more_deeply_than_there_are_workers(self):
+        rt = forebay.Runtime("cpu")
+        f = rt.accelerate(task())
+        depth = len(os.sched_getaffinity(0)) + 2
+        for _ in range(depth):
+            f = rt.accelerate(task(f=lambda x, inner=f: array("f", (v + 1 for v in memoryview(inner(x))))))
+        for n in range(20):
+            self.assertEqual(memoryview(f(array("f", [n] * 8)))[0], 2 * n + depth)
+        # One that calls itself has no lane left to do so.
+        itself = rt.accelerate(task(f=lambda x: itself(x)))
+        with self.assertRaisesRegex(RuntimeError, "would wait for itself"):
+            itself(array("f", [1] * 8))
+
     def test_calls_whose_outputs_come_later(self):
         f = forebay.Runtime("cpu").accelerate(task())
         calls = [f.spawn(array("f", [n] * 8)) for n in range(8)]

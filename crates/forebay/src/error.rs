@@ -159,6 +159,15 @@ pub enum Error {
         /// What was asked, as a participle.
         what: &'static str,
     },
+    /// A task's function called a task and would have waited for itself.
+    #[error(
+        "a call of task {task:?} from inside a task would wait for itself: every lane of {task:?} waits for the function that calls it; \
+         it needs more lanes, or another way to be called"
+    )]
+    Circle {
+        /// The task that was called.
+        task: String,
+    },
     /// A push found the channel full, or a pull found it empty, and did not want to wait (longer).
     #[error("{what} {port} after {waited:?}")]
     WouldBlock {

@@ -261,6 +261,31 @@ fn a_call_that_fails_is_not_the_end_of_the_task() {
     }
 }
 
+/// It is called for what it does.
+#[test]
+fn a_call_of_a_task_without_outputs_comes_back_when_it_is_done() {
+    let rt = Runtime::builder().cpu_only().models(Arc::new(Models::off())).build().unwrap();
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let make = || {
+        let seen = seen.clone();
+        Task::new("sink").input("done", Template::scalar::<u32>()).host(move |inv| {
+            std::thread::sleep(Duration::from_millis(2));
+            let x = inv.value::<u32>("done")?;
+            seen.lock().unwrap().push(x);
+            if x == 3 { Err("3 is refused".into()) } else { Ok(()) }
+        })
+    };
+    let sink = rt.accelerate(1, make).unwrap();
+    for x in 0..6u32 {
+        let came = sink.call(&[Datablock::scalar(x).unwrap()]);
+        assert_eq!(seen.lock().unwrap().last(), Some(&x));
+        match came {
+            Ok(outputs) => assert!(outputs.is_empty() && x != 3),
+            Err(why) => assert!(x == 3 && why.to_string().contains("3 is refused"), "{why}"),
+        }
+    }
+}
+
 #[test]
 fn a_hint_decides_where_the_size_says_nothing() {
     let _alone = alone();

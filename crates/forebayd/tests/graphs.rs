@@ -145,6 +145,58 @@ fn a_goal_gets_the_share_that_it_needs_survives_the_service_and_gives_the_share_
     until("its share is given back", || class(&s) == Some(Class::Normal));
 }
 
+/// Not a test: a task that takes a core for 25 ms and calls itself, 15 deep, again and again. It says in the file `RESULT` how often
+/// that has come back.
+#[test]
+#[ignore = "a program that other tests start"]
+fn program_that_calls_itself() {
+    use forebay::place::Accelerated;
+    use std::sync::{Arc, OnceLock};
+    let word = Template::scalar::<u64>();
+    let itself: Arc<OnceLock<Accelerated>> = Arc::default();
+    let make = || {
+        let itself = itself.clone();
+        Task::new("t").input("x", word).output("y", word).host(move |inv| {
+            spin(Duration::from_millis(25));
+            let x = inv.value::<u64>("x")?;
+            let below = match (x, itself.get()) {
+                (0, _) | (_, None) => 0,
+                (_, Some(t)) => t.call(&[Datablock::scalar(x - 1)?])?[0].as_slice::<u64>()?[0] + 1,
+            };
+            inv.output::<u64>("y")?[0] = below;
+            Ok(())
+        })
+    };
+    let rt = Runtime::builder().cpu_only().workers(1).build().unwrap();
+    let t = rt.accelerate(16, make).unwrap();
+    itself.set(t.clone()).ok().unwrap();
+    let result = std::env::var("RESULT").unwrap();
+    for done in 1u64.. {
+        let y = t.call(&[Datablock::scalar(15u64).unwrap()]).unwrap();
+        assert_eq!(y[0].as_slice::<u64>().unwrap(), [15]);
+        std::fs::write(&result, done.to_string()).unwrap();
+    }
+}
+
+/// What waits inside a function neither uses credit nor keeps any from what it waits for.
+#[test]
+fn functions_that_call_tasks_go_on_with_a_small_share() {
+    let s = Service::start(&[]);
+    let result = s.dir.join("result");
+    let hog = Program::start(&s, "program", &[("TASK_US", "500".into())]);
+    let p = Program::start(&s, "program_that_calls_itself", &[("RESULT", result.to_str().unwrap().to_owned())]);
+    [&hog, &p].map(|p| until("it has joined", || s.process(p.pid()).is_some()));
+    s.set(p.pid(), Class::Custom(100_000));
+    let done = || std::fs::read_to_string(&result).unwrap_or_default().parse::<u64>().unwrap_or(0);
+    let before = done();
+    // Each takes 0.4 s of a core.
+    let begun = Instant::now();
+    while done() < before + 3 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{} of 3", done() - before);
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
 #[test]
 fn graphs_keep_to_their_shares_and_stop_when_told() {
     let s = Service::start(&[]);

@@ -6,6 +6,7 @@ mod helpers;
 mod parfor;
 mod pool;
 mod sleep;
+mod spare;
 pub mod streaming;
 
 pub use device::{CpuDevice, HostMemory, run_kernel};
@@ -13,3 +14,4 @@ pub(crate) use device::{check_range, compile, host_range};
 pub use fair::Turn;
 pub use helpers::Helpers;
 pub use pool::{IdleHook, Job, Pool, UNKNOWN_NS, Worker, about_to_block, on_worker};
+pub use spare::{Blocked, blocks};

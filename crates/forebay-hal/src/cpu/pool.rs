@@ -20,6 +20,7 @@ use std::thread::JoinHandle;
 use super::fair::{Fair, Turn};
 use super::parfor::{Loop, Loops};
 use super::sleep::{Look, Sleep};
+use super::spare::{MAX_SPARES, Spares};
 
 /// Jobs in a worker's own queue before they overflow into the shared one.
 const LOCAL_QUEUE: usize = 256;
@@ -64,7 +65,8 @@ pub(super) struct Shared {
     overflow_len: AtomicUsize,
     stealers: Vec<st3::fifo::Stealer<Job>>,
     pub(super) loops: Loops,
-    sleep: Sleep,
+    pub(super) sleep: Sleep,
+    pub(super) spares: Spares,
     /// Workers that run a long job, or block in one.
     long: AtomicUsize,
     /// Workers that have had a job since they last slept.
@@ -86,10 +88,11 @@ pub struct Pool {
 
 /// The worker that runs a job: where a job submits further jobs without any lock.
 pub struct Worker {
-    /// 0-based number in the pool; helpers come behind the workers.
+    /// 0-based number in the pool; helpers and spares come behind the workers.
     pub index: usize,
-    /// It does only what it is given: nobody steals from its queue, and it takes nothing from others'.
+    /// Nobody steals from its queue. It does only what it is given, or works for one that blocks (`spare`).
     helper: bool,
+    spare: bool,
     slot: Cell<Option<Job>>,
     queue: UnsafeCell<st3::fifo::Worker<Job>>,
     /// Estimated ns of jobs queued since sleepers were last looked at.
@@ -98,7 +101,7 @@ pub struct Worker {
     long: Cell<bool>,
     /// The same of `Shared::at_work`.
     at_work: Cell<bool>,
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
 }
 
 /// Jobs that a worker has had.
@@ -117,11 +120,17 @@ thread_local! {
     static CURRENT: Cell<*const Worker> = const { Cell::new(std::ptr::null()) };
 }
 
-/// Called before a thread sleeps for somebody else's work: if it is a worker, others get what it has queued.
+/// The worker that this thread is.
+pub(super) fn current<'a>() -> Option<&'a Worker> {
+    // SAFETY: set by the worker's own thread, and cleared there before the worker goes; a worker lives as long as its thread
+    // has jobs, which are what calls this.
+    unsafe { CURRENT.get().as_ref() }
+}
+
+/// Called before a thread sleeps for somebody else's work: if it is a worker, others get what it has queued. For work that
+/// workers of its own pool have to do there is [`super::blocks`].
 pub fn about_to_block() {
-    let worker = CURRENT.get();
-    // SAFETY: set by the worker's own thread, and cleared there before the worker goes.
-    if let Some(w) = unsafe { worker.as_ref() } {
+    if let Some(w) = current() {
         w.yield_slot();
     }
 }
@@ -141,7 +150,8 @@ impl Pool {
             overflow_len: AtomicUsize::new(0),
             stealers: queues.iter().map(st3::fifo::Worker::stealer).collect(),
             loops: Loops::default(),
-            sleep: Sleep::new(workers),
+            sleep: Sleep::new(workers, MAX_SPARES),
+            spares: Spares::default(),
             long: AtomicUsize::new(0),
             at_work: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
@@ -208,6 +218,11 @@ impl Pool {
         self.shared.sleep.sleepers()
     }
 
+    /// Workers that block in a job until others have done something ([`super::blocks`]); spares work in their place.
+    pub fn blocked(&self) -> usize {
+        self.shared.spares.blocked()
+    }
+
     /// Submits a job from any thread.
     ///
     /// # Safety
@@ -252,8 +267,7 @@ impl Pool {
             /// What this thread was to the pool that it helped last. Its jobs have gone to the workers.
             static HELPER: Cell<Option<Box<Worker>>> = const { Cell::new(None) };
         }
-        // SAFETY: set by the worker's own thread, and cleared there before the worker goes.
-        if let Some(w) = unsafe { CURRENT.get().as_ref() }.filter(|w| Arc::ptr_eq(&w.shared, &self.shared)) {
+        if let Some(w) = current().filter(|w| Arc::ptr_eq(&w.shared, &self.shared)) {
             f(w);
             // What this worker does besides may take long.
             return w.offer();
@@ -281,7 +295,7 @@ impl Drop for Pool {
         self.shared.stop.store(true, Ordering::SeqCst);
         self.shared.sleep.wake_all();
         let me = std::thread::current().id();
-        for h in self.handles.drain(..) {
+        for h in self.handles.drain(..).chain(self.shared.spares.end()) {
             // The last handle may go away inside a job; a thread cannot join itself.
             if h.thread().id() != me {
                 let _ = h.join();
@@ -291,6 +305,10 @@ impl Drop for Pool {
 }
 
 impl Shared {
+    pub(super) fn stopped(&self) -> bool {
+        self.stop.load(Ordering::SeqCst)
+    }
+
     fn push_overflow(&self, job: Job, turn: Option<&Turn>) {
         let mut q = self.overflow.lock().unwrap_or_else(PoisonError::into_inner);
         q.push(job, turn);
@@ -334,13 +352,19 @@ impl Worker {
     fn new(index: usize, queue: st3::fifo::Worker<Job>, shared: Arc<Shared>) -> Self {
         let (slot, queue) = (Cell::new(None), UnsafeCell::new(queue));
         let (long, at_work) = (Cell::new(false), Cell::new(false));
-        Worker { index, helper: false, slot, queue, unsignalled: Cell::new(0), long, at_work, shared }
+        let (helper, spare) = (false, false);
+        Worker { index, helper, spare, slot, queue, unsignalled: Cell::new(0), long, at_work, shared }
     }
 
     /// Number `i` of the threads beside the workers (helpers.rs).
     pub(super) fn helper(shared: Arc<Shared>, i: usize) -> Self {
         let index = shared.stealers.len() + i;
         Worker { helper: true, ..Worker::new(index, st3::fifo::Worker::new(HELPERS_QUEUE), shared) }
+    }
+
+    /// Number `i` of the threads that work for workers that block (spare.rs).
+    pub(super) fn spare(shared: Arc<Shared>, i: usize) -> Self {
+        Worker { spare: true, ..Worker::helper(shared, i) }
     }
 
     /// Calls `f` with this thread known as this worker.
@@ -452,6 +476,21 @@ impl Worker {
         }
     }
 
+    /// What was made last; the rest is given to all, and it as well once in a while.
+    pub(super) fn only_one(&self, burst: &mut u32) -> Option<Job> {
+        let made_last = if *burst < SLOT_BURST { self.slot.take() } else { None };
+        *burst = if made_last.is_some() { *burst + 1 } else { 0 };
+        self.hand_over();
+        made_last
+    }
+
+    /// It does nothing for a while; whether it had something to do.
+    pub(super) fn gives_up_its_place(&self) -> bool {
+        let was_at_work = self.at_work.get();
+        self.sleeps();
+        was_at_work
+    }
+
     fn own(&self) -> Option<Job> {
         // SAFETY: as in `submit_back`.
         unsafe { &*self.queue.get() }.pop()
@@ -501,7 +540,7 @@ impl Worker {
     }
 
     /// Searches, helps with loops, sleeps; returns a job, or none when the pool stops.
-    fn find(&self) -> Option<Job> {
+    pub(super) fn find(&self) -> Option<Job> {
         let s = &*self.shared;
         // Another worker in here does the same.
         if let Ok(mut hooks) = s.idle_hooks.try_lock() {
@@ -517,7 +556,7 @@ impl Worker {
 
     /// It has something to do from now on.
     #[inline]
-    fn begins(&self) {
+    pub(super) fn begins(&self) {
         if !self.at_work.replace(true) {
             self.shared.at_work.fetch_add(1, Ordering::Relaxed);
         }
@@ -528,7 +567,11 @@ impl Look for Worker {
     type Job = Job;
 
     fn stopped(&self) -> bool {
-        self.shared.stop.load(Ordering::SeqCst)
+        self.shared.stopped()
+    }
+
+    fn leaves(&self) -> bool {
+        self.spare && self.shared.spares.is_one_too_many()
     }
 
     fn help(&self) {
@@ -545,10 +588,11 @@ impl Look for Worker {
             return Some(job);
         }
         let n = self.shared.stealers.len();
-        for i in 1..n {
+        let half = |n| if self.helper { 1 } else { n - n / 2 };
+        for i in usize::from(!self.helper)..n {
             // SAFETY: as in `submit_back`.
             let queue = unsafe { &*self.queue.get() };
-            if let Ok((job, _)) = self.shared.stealers[(self.index + i) % n].steal_and_pop(queue, |n| n - n / 2) {
+            if let Ok((job, _)) = self.shared.stealers[(self.index + i) % n].steal_and_pop(queue, half) {
                 return Some(job);
             }
         }

@@ -9,6 +9,7 @@
 //!    still on the list, and its wake-up lost on it.
 //! 3. Nobody is woken for work while somebody searches. So a searcher that has found a job wakes the next one if there is
 //!    more in the queue for all, after it has stopped counting as a searcher.
+//!    One that leaves looks once more after that, for whom somebody has not woken because of it.
 //! 4. One that finds a job in its last look although it was being woken passes that on: it was for another job, perhaps.
 //!
 //! Loom checks rules 1 and 3 (`RUSTFLAGS="--cfg loom" cargo test -p forebay-hal --lib --release sleepers`). What breaks 2 and 4
@@ -30,6 +31,10 @@ pub(super) trait Look {
     type Job;
     /// Whether there is nothing to be done any more.
     fn stopped(&self) -> bool;
+    /// Whether this one is to go, once it finds nothing.
+    fn leaves(&self) -> bool {
+        false
+    }
     /// Helps where no job has to be taken for it.
     fn help(&self);
     /// Whether there is something to help with.
@@ -44,6 +49,7 @@ pub(super) trait Look {
 
 /// Who sleeps, and who looks for work.
 pub(super) struct Sleep {
+    workers: usize,
     sleepers: AtomicUsize,
     searching: AtomicUsize,
     asleep: Mutex<Vec<usize>>,
@@ -54,13 +60,16 @@ pub(super) struct Sleep {
 }
 
 impl Sleep {
-    pub(super) fn new(workers: usize) -> Self {
+    /// For so many workers, numbered from 0, and spares behind them.
+    pub(super) fn new(workers: usize, spares: usize) -> Self {
+        let all = workers + spares;
         Sleep {
+            workers,
             sleepers: AtomicUsize::new(0),
             searching: AtomicUsize::new(0),
             asleep: Mutex::new(Vec::with_capacity(workers)),
-            wake: (0..workers).map(|_| AtomicBool::new(false)).collect(),
-            parkers: (0..workers).map(|_| Parker::default()).collect(),
+            wake: (0..all).map(|_| AtomicBool::new(false)).collect(),
+            parkers: (0..all).map(|_| Parker::default()).collect(),
         }
     }
 
@@ -83,8 +92,18 @@ impl Sleep {
     }
 
     pub(super) fn wake_one(&self) {
+        self.wake_last(|_| true);
+    }
+
+    /// Wakes a spare that sleeps: it leaves, and is to notice.
+    pub(super) fn wake_a_spare(&self) {
+        self.wake_last(|i| i >= self.workers);
+    }
+
+    fn wake_last(&self, is: impl Fn(usize) -> bool) {
         let mut asleep = self.asleep.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(i) = asleep.pop() else { return };
+        let Some(at) = asleep.iter().rposition(|&i| is(i)) else { return };
+        let i = asleep.remove(at);
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
         self.wake[i].swap(true, Ordering::AcqRel);
         drop(asleep);
@@ -99,30 +118,35 @@ impl Sleep {
         self.parkers.iter().for_each(Parker::unpark);
     }
 
-    /// A job for worker `me`, which has none: looks for one, helps, sleeps. None when there is nothing to be done any more.
+    /// A job for worker `me`, which has none: looks for one, helps, sleeps. None when there is nothing to be done any more, or
+    /// it leaves.
     pub(super) fn find<L: Look>(&self, me: usize, l: &L) -> Option<L::Job> {
         loop {
             // At most half of the workers search at a time: work then tends to stay on the cores where its data is.
-            let most = (self.wake.len() / 2).max(1);
+            let most = (self.workers / 2).max(1);
             let rounds = if self.searching.fetch_add(1, Ordering::SeqCst) < most { SPIN_ROUNDS } else { 1 };
-            let found = self.look(rounds, l);
+            let mut found = self.look(rounds, l);
             self.searching.fetch_sub(1, Ordering::SeqCst);
+            // As in rule 1: whoever saw us search and woke nobody, or we, see the other.
+            fence(Ordering::SeqCst);
+            let leaves = found.is_none() && l.leaves();
+            if leaves {
+                found = l.search();
+            }
             if found.is_some() {
-                // As in rule 1: whoever saw us search and woke nobody, or we, see the other.
-                fence(Ordering::SeqCst);
                 if l.more() {
                     self.signal();
                 }
                 return found;
             }
-            if l.stopped() {
+            if l.stopped() || leaves {
                 return None;
             }
             self.asleep.lock().unwrap_or_else(PoisonError::into_inner).push(me);
             self.sleepers.fetch_add(1, Ordering::SeqCst);
             fence(Ordering::SeqCst);
             let job = l.search();
-            if job.is_some() || l.helps() || l.stopped() {
+            if job.is_some() || l.helps() || l.stopped() || l.leaves() {
                 let woken = self.awake(me);
                 if job.is_some() {
                     // Either there was no need to wake us, or nobody was woken for the next one because we searched.
@@ -151,7 +175,7 @@ impl Sleep {
                 l.help();
             }
             let found = l.search();
-            if found.is_some() {
+            if found.is_some() || l.leaves() {
                 return found;
             }
             if round % 8 == 7 { yield_now() } else { std::hint::spin_loop() }
@@ -201,7 +225,7 @@ mod by_hand {
 
     #[test]
     fn who_is_woken_in_its_last_look_takes_its_token_and_passes_the_waking_on() {
-        let scene = WokenInTheLastLook(Sleep::new(2));
+        let scene = WokenInTheLastLook(Sleep::new(2, 0));
         let s = &scene.0;
         s.asleep.lock().unwrap().push(1);
         s.sleepers.fetch_add(1, Ordering::SeqCst);
@@ -229,6 +253,32 @@ mod tests {
         stop: AtomicBool,
     }
 
+    /// One of a crew that is to go.
+    struct Spare {
+        crew: Arc<Crew>,
+        leaves: AtomicBool,
+    }
+
+    impl Look for Spare {
+        type Job = Lasts;
+        fn stopped(&self) -> bool {
+            self.crew.stopped()
+        }
+        fn leaves(&self) -> bool {
+            self.leaves.load(Ordering::SeqCst)
+        }
+        fn help(&self) {}
+        fn helps(&self) -> bool {
+            false
+        }
+        fn search(&self) -> Option<Lasts> {
+            self.crew.search()
+        }
+        fn more(&self) -> bool {
+            self.crew.more()
+        }
+    }
+
     impl Look for Crew {
         type Job = Lasts;
         fn stopped(&self) -> bool {
@@ -254,8 +304,12 @@ mod tests {
 
     impl Crew {
         fn new(workers: usize) -> Arc<Crew> {
+            Self::with_spares(workers, 0)
+        }
+
+        fn with_spares(workers: usize, spares: usize) -> Arc<Crew> {
             let (jobs, len, stop) = (Mutex::default(), AtomicUsize::new(0), AtomicBool::new(false));
-            Arc::new(Crew { sleep: Sleep::new(workers), jobs, len, stop })
+            Arc::new(Crew { sleep: Sleep::new(workers, spares), jobs, len, stop })
         }
 
         /// As the pool does it.
@@ -299,6 +353,24 @@ mod tests {
     fn sleepers_are_woken_for_what_was_there_before_them() {
         all_come_to_somebody(2, &[true], &[true]);
         all_come_to_somebody(2, &[true, false], &[true]);
+    }
+
+    /// Whoever was counted on and leaves takes no wake-up along: the worker gets a job that lasts, or the spare took one and
+    /// there is another.
+    #[test]
+    fn sleepers_are_woken_although_a_spare_leaves() {
+        loom::model(|| {
+            let crew = Crew::with_spares(1, 1);
+            let spare = Arc::new(Spare { crew: crew.clone(), leaves: AtomicBool::new(false) });
+            let mut handles = start(&crew, 1);
+            let leaving = spare.clone();
+            handles.push(thread::spawn(move || while leaving.crew.sleep.find(1, &*leaving) == Some(false) {}));
+            crew.submit(true);
+            spare.leaves.store(true, Ordering::SeqCst);
+            crew.sleep.wake_a_spare();
+            crew.submit(true);
+            handles.into_iter().for_each(|h| h.join().unwrap());
+        });
     }
 
     #[test]

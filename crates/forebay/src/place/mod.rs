@@ -6,6 +6,7 @@
 //! explains all of it.
 
 mod adapt;
+mod circle;
 mod cores;
 mod energy;
 mod fixed;

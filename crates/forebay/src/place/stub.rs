@@ -3,8 +3,11 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
+use forebay_hal::cpu::on_worker;
+
+use super::circle::{self, At};
 use crate::block::Datablock;
 use crate::error::{Error, Result};
 use crate::graph::{Drain, Feed, Graph, Impl, PortKind, Task};
@@ -21,6 +24,9 @@ pub const MAX_LANES: usize = 16;
 /// Calls are done side by side on as many lanes as [`Accelerated::spread`] says: each lane is a copy of the task, and each
 /// of its calls goes where the runtime's mode puts it: under [`Mode::Adaptive`](forebay_policy::Mode), to the device that is
 /// predicted to end it first.
+///
+/// Functions of tasks may call it, too, and wait: another thread works in their worker's place meanwhile. One that calls its own
+/// task needs a lane for each call that has not ended; a call that would wait for itself is refused ([`Error::Circle`]).
 #[derive(Clone)]
 pub struct Accelerated(Arc<Inner>);
 
@@ -32,10 +38,18 @@ struct Inner {
 }
 
 struct Lane {
+    name: String,
     run: Running,
     feeds: Vec<Feed>,
     drains: Vec<Drain>,
+    /// The task itself has no outputs.
+    silent: bool,
+    /// The thread that is at the task's function.
+    at: At,
+    /// Held by who waits for results.
     state: Mutex<State>,
+    /// Calls whose results nobody wants. Lock rank: behind `state`.
+    dropped: Mutex<HashSet<u64>>,
 }
 
 #[derive(Default)]
@@ -45,8 +59,6 @@ struct State {
     received: u64,
     /// Results that nobody has fetched yet.
     kept: HashMap<u64, Result<Vec<Datablock>>>,
-    /// Calls whose results nobody wants.
-    dropped: HashSet<u64>,
 }
 
 /// A call under way. Dropping it lets the call go on and its results go.
@@ -72,40 +84,92 @@ pub struct Difference {
 }
 
 impl Lane {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// # Errors
+    /// [`Error::Circle`] where this would wait for the call that this thread is at.
+    fn lock(&self) -> Result<MutexGuard<'_, State>> {
+        Ok(match self.state.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(state)) => state.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                // Whoever has it waits for a call.
+                let _waits = self.waits()?;
+                let _blocks = (self.run.blocks())();
+                self.state.lock().unwrap_or_else(PoisonError::into_inner)
+            }
+        })
     }
 
-    /// Takes the next results in; waits for them.
-    fn receive(&self, state: &mut State) {
-        let results: Result<Vec<Datablock>> = self.drains.iter().map(|d| self.run.pull(*d)).collect();
-        let number = state.received;
-        state.received += 1;
-        if !state.dropped.remove(&number) {
-            state.kept.insert(number, results);
+    /// Before this thread waits for a call of this lane.
+    fn waits(&self) -> Result<Option<circle::Waits>> {
+        if !on_worker() {
+            return Ok(None);
         }
+        circle::wait_for(&self.at).map(Some).ok_or_else(|| Error::Circle { task: self.name.clone() })
+    }
+
+    /// Takes in results until `n` calls have come back; waits for them.
+    fn receive(&self, state: &mut State, n: u64) -> Result<()> {
+        if state.received >= n {
+            return Ok(());
+        }
+        let _waits = self.waits()?;
+        while state.received < n {
+            let mut results: Result<Vec<Datablock>> = self.drains.iter().map(|d| self.run.pull(*d)).collect();
+            if let (true, Ok(all)) = (self.silent, &mut results) {
+                all.clear();
+            }
+            state.kept.insert(state.received, results);
+            state.received += 1;
+            self.forget(state);
+        }
+        Ok(())
+    }
+
+    /// Lets go of what nobody wants and has come back.
+    fn forget(&self, state: &mut State) {
+        let mut dropped = self.dropped.lock().unwrap_or_else(PoisonError::into_inner);
+        dropped.retain(|n| {
+            let comes = *n >= state.received;
+            if !comes {
+                state.kept.remove(n);
+            }
+            comes
+        });
     }
 
     /// After a call that failed: the next one is another's. Whoever else waits for this lane gets the failure, too.
     #[cold]
-    fn begin_anew(&self, state: &mut State) {
-        while state.received < state.sent {
-            self.receive(state);
-        }
-        // A task that calls another one cannot; then this call fails with what the last one failed with.
-        let _ = self.run.reset().and_then(|()| self.run.run());
+    fn begin_anew(&self, state: &mut State) -> Result<()> {
+        self.receive(state, state.sent)?;
+        // The caller may be a task, but none that this one waits for: its calls have all come back.
+        self.run.begin_anew()?;
+        self.run.run()
     }
 }
 
+/// A task without outputs, with one that says when an invocation is done.
+fn with_an_end(mut task: Task) -> Task {
+    task.geometry = Some(task.geometry.unwrap_or_else(|| task.inferred_geometry()));
+    let mut name = "done".to_owned();
+    while task.inputs.iter().any(|p| p.name == name) {
+        name.push('~');
+    }
+    task.output(&name, Template::scalar::<u8>())
+}
+
 fn lane(rt: &Runtime, task: Task) -> Result<Lane> {
+    let silent = task.outputs.is_empty();
+    let task = if silent { with_an_end(task) } else { task };
     let ins: Vec<String> =
         task.inputs.iter().filter(|p| p.kind != PortKind::Initializer).map(|p| p.name.clone()).collect();
     let outs: Vec<String> = task.outputs.iter().map(|p| p.name.clone()).collect();
-    let mut graph = Graph::new(task.name().to_owned());
-    let id = graph.add(task)?;
+    let (name, at) = (task.name().to_owned(), At::default());
+    let mut graph = Graph::new(name.clone());
+    let id = graph.add(circle::watched(task, &at))?;
     let feeds = ins.iter().map(|p| graph.feed((id, p), IN_FLIGHT)).collect::<Result<_>>()?;
     let drains = outs.iter().map(|p| graph.drain((id, p), IN_FLIGHT)).collect::<Result<_>>()?;
-    Ok(Lane { run: rt.start(graph)?, feeds, drains, state: Mutex::default() })
+    let run = rt.start(graph)?;
+    Ok(Lane { name, run, feeds, drains, silent, at, state: Mutex::default(), dropped: Mutex::default() })
 }
 
 impl Runtime {
@@ -218,12 +282,25 @@ fn distance(a: &Datablock, b: &Datablock) -> Result<(f64, usize)> {
     })
 }
 
+impl Inner {
+    /// The lane with the fewest calls; for a function's call, of those that do not wait for that function.
+    fn choose(&self) -> usize {
+        let active = self.active.load(Ordering::Relaxed);
+        let nested = on_worker();
+        let calls = |l: &Lane| l.state.try_lock().map_or(u64::MAX, |s| s.sent - s.received);
+        let rank = |i: &usize| (nested && circle::closes(&self.lanes[*i].at), calls(&self.lanes[*i]));
+        (0..active).min_by_key(rank).unwrap_or(0)
+    }
+}
+
 impl Accelerated {
-    /// Calls the task and waits for its outputs, in the order of their ports. Inputs are in the order of theirs.
+    /// Calls the task and waits for its outputs, in the order of their ports; for its end, if it has none. Inputs are in the order
+    /// of theirs.
     ///
     /// # Errors
     /// [`Error::Block`] for inputs that are not the ports'; what the task fails with, once no implementation is left. Calls that
-    /// are under way on the same lane fail with it; the next one is tried as if nothing had been.
+    /// are under way on the same lane fail with it; the next one is tried as if nothing had been. [`Error::Circle`] from a
+    /// function for whose end every lane waits.
     pub fn call(&self, inputs: &[Datablock]) -> Result<Vec<Datablock>> {
         self.spawn(inputs)?.wait()
     }
@@ -246,24 +323,20 @@ impl Accelerated {
                 return Err(Error::Block { block, want: want.to_string() });
             }
         }
-        // The lane with the fewest calls.
-        let active = inner.active.load(Ordering::Relaxed);
-        let waiting = |l: &Lane| l.state.try_lock().map_or(u64::MAX, |s| s.sent - s.received);
-        let at = (0..active).min_by_key(|&i| waiting(&inner.lanes[i])).unwrap_or(0);
-        let lane = &inner.lanes[at];
-        let mut state = lane.lock();
-        while state.sent - state.received >= IN_FLIGHT as u64 {
-            lane.receive(&mut state);
-        }
+        let lane_number = inner.choose();
+        let lane = &inner.lanes[lane_number];
+        let mut state = lane.lock()?;
+        let room = (state.sent + 1).saturating_sub(IN_FLIGHT as u64);
+        lane.receive(&mut state, room)?;
         if lane.run.state() == GraphState::Failed {
-            lane.begin_anew(&mut state);
+            lane.begin_anew(&mut state)?;
         }
         for (feed, block) in lane.feeds.iter().zip(inputs) {
             lane.run.push(*feed, block.clone())?;
         }
         let number = state.sent;
         state.sent += 1;
-        Ok(Pending { of: inner.clone(), lane: at, number, fetched: false })
+        Ok(Pending { of: inner.clone(), lane: lane_number, number, fetched: false })
     }
 
     /// How many calls at most are done side by side, from 1 to the lanes that there are.
@@ -289,10 +362,8 @@ impl Pending {
     /// As [`Accelerated::call`].
     pub fn wait(mut self) -> Result<Vec<Datablock>> {
         let lane = &self.of.lanes[self.lane];
-        let mut state = lane.lock();
-        while state.received <= self.number {
-            lane.receive(&mut state);
-        }
+        let mut state = lane.lock()?;
+        lane.receive(&mut state, self.number + 1)?;
         self.fetched = true;
         let missing = || Err(Error::NoSuch { what: "result", graph: self.of.name.clone() });
         state.kept.remove(&self.number).unwrap_or_else(missing)
@@ -302,9 +373,11 @@ impl Pending {
 impl Drop for Pending {
     fn drop(&mut self) {
         if !self.fetched {
-            let mut state = self.of.lanes[self.lane].lock();
-            if state.kept.remove(&self.number).is_none() && state.received <= self.number {
-                state.dropped.insert(self.number);
+            let lane = &self.of.lanes[self.lane];
+            lane.dropped.lock().unwrap_or_else(PoisonError::into_inner).insert(self.number);
+            // Whoever has the lock waits for results, and looks when there is one.
+            if let Ok(mut state) = lane.state.try_lock() {
+                lane.forget(&mut state);
             }
         }
     }

@@ -32,6 +32,8 @@ struct Inner {
     queue: ReadyQueue<usize>,
     running: Vec<usize>,
     slots: Vec<usize>,
+    /// Workers that block in a task's function until other tasks have run: they use no core, and their slots are others'.
+    blocked: usize,
     /// For each device, what runs on it (adaptive placement).
     ends: Vec<Vec<Running>>,
     /// Devices that are the host's cores, the host among them, and how many cores.
@@ -94,7 +96,7 @@ impl Inner {
     /// longest, which the system has share the cores.
     fn is_free(&self, d: usize) -> bool {
         let (shared, cores) = self.shared;
-        if self.running[d] >= self.slots[d] {
+        if self.running[d] >= self.slots[d] + if d == 0 { self.blocked } else { 0 } {
             return false;
         }
         d == 0 || !shared.has(d) || self.threads() < cores + (self.others as usize / 1000).min(cores)
@@ -104,7 +106,8 @@ impl Inner {
     fn threads(&self) -> usize {
         let (shared, cores) = self.shared;
         let used = |(d, n): (usize, &usize)| if d == 0 { *n } else { n * cores };
-        self.running.iter().enumerate().filter(|(d, _)| shared.has(*d)).map(used).sum()
+        let all: usize = self.running.iter().enumerate().filter(|(d, _)| shared.has(*d)).map(used).sum();
+        all.saturating_sub(self.blocked)
     }
 }
 
@@ -129,6 +132,7 @@ impl Dispatcher {
                 shared,
                 running,
                 slots,
+                blocked: 0,
                 ends,
                 others: 0,
                 now: 0,
@@ -197,6 +201,7 @@ impl Dispatcher {
                 if i.queue.is_empty() {
                     return left_to_caller;
                 }
+                i.blocked = runtime.pool.blocked();
                 let free = (0..i.slots.len()).filter(|&d| i.is_free(d)).fold(DeviceSet::default(), DeviceSet::with);
                 let now = runtime.now_ns();
                 let ahead = if self.mode == Mode::Adaptive { i.ahead(now) } else { Ahead::default() };
@@ -239,6 +244,11 @@ impl Dispatcher {
                 unsafe { worker.submit_back(job) };
             }
         }
+    }
+
+    /// A worker blocks: what waits for its slot can start.
+    pub(crate) fn has_blocked(&self, runtime: &RuntimeInner) {
+        runtime.pool.helping(|w| _ = self.pump(runtime, w, None));
     }
 
     /// Takes a task back out of the queue; true when the caller now owns it.
@@ -388,6 +398,7 @@ mod tests {
             slots: vec![2, 1, 1],
             ends: vec![Vec::new(); 3],
             shared: (DeviceSet(0b11), 2),
+            blocked: 0,
             others: 0,
             now: 0,
         };

@@ -54,6 +54,8 @@ pub(crate) struct Gate {
 thread_local! {
     /// Estimated ns of work since this thread looked.
     static SINCE: Cell<u32> = const { Cell::new(u32::MAX) };
+    /// What this thread's long tasks count for: one, and more where one calls another.
+    static AHEAD: Cell<u64> = const { Cell::new(0) };
 }
 
 /// A worker that is counted. It keeps what counts it: letting a task go may end the graph, and its runtime with it.
@@ -73,12 +75,34 @@ pub(crate) struct Long {
 
 impl Drop for Long {
     fn drop(&mut self) {
+        AHEAD.set(AHEAD.get().saturating_sub(self.ns));
         self.gate.ahead.fetch_sub(self.ns, Ordering::Relaxed);
         self.gate.cpu.less_is_ahead();
     }
 }
 
+/// What this thread's long tasks count for does not count as long as this is kept: they use nothing.
+pub(crate) struct Waits {
+    gate: Arc<Gate>,
+    ns: u64,
+}
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        self.gate.ahead.fetch_add(self.ns, Ordering::Relaxed);
+        AHEAD.set(AHEAD.get() + self.ns);
+    }
+}
+
 impl Gate {
+    /// The task that this thread is at waits for others.
+    pub(crate) fn waits(self: &Arc<Self>) -> Waits {
+        let ns = AHEAD.replace(0);
+        self.ahead.fetch_sub(ns, Ordering::Relaxed);
+        self.cpu.less_is_ahead();
+        Waits { gate: self.clone(), ns }
+    }
+
     /// The account on the CPU.
     pub(crate) fn cpu(&self) -> &Arc<Account> {
         &self.cpu
@@ -188,6 +212,7 @@ impl Gate {
         let ns = if cost_ns == UNKNOWN_NS { 0 } else { begin::of_task(cost_ns.into()) };
         (ns > 0).then(|| {
             self.ahead.fetch_add(ns, Ordering::Relaxed);
+            AHEAD.set(AHEAD.get() + ns);
             Long { gate: self.clone(), ns }
         })
     }

@@ -96,11 +96,13 @@ impl HostEnd {
     }
 
     /// Rule 2 for threads: runs `attempt` under the lock until it gives a value or `until` has passed. `spare`: workers are at
-    /// work, and a core is left for looking. `hint` says, without the lock, whether an attempt is worth its while.
-    pub(crate) fn wait<T>(
+    /// work, and a core is left for looking. `hint` says, without the lock, whether an attempt is worth its while. While it
+    /// sleeps it keeps what `blocks` gives.
+    pub(crate) fn wait<T, B>(
         &self,
         until: Option<Instant>,
         spare: impl Fn() -> bool,
+        blocks: impl FnOnce() -> B,
         hint: impl Fn() -> bool,
         mut attempt: impl FnMut(&mut HostState) -> Option<T>,
     ) -> Option<T> {
@@ -134,7 +136,7 @@ impl HostEnd {
         if looks {
             glances.in_vain();
         }
-        forebay_hal::cpu::about_to_block();
+        let _blocks = blocks();
         let mut s = self.lock();
         loop {
             self.waiting.swap(1, Ordering::AcqRel);
@@ -197,9 +199,9 @@ mod tests {
         let end = HostEnd::new();
         let next = |spare: bool| end.glances[usize::from(spare)].next.load(Ordering::Relaxed);
         let soon = || Some(Instant::now() + Duration::from_millis(2));
-        assert_eq!(end.wait(soon(), || true, || false, |_| None::<()>), None);
+        assert_eq!(end.wait(soon(), || true, || (), || false, |_| None::<()>), None);
         assert_eq!([next(false), next(true)], [0, 1]);
-        assert_eq!(end.wait(soon(), || false, || false, |_| None::<()>), None);
+        assert_eq!(end.wait(soon(), || false, || (), || false, |_| None::<()>), None);
         assert_eq!([next(false), next(true)], [1, 1]);
         // The next one glances, and the one after that finds it by looking.
         let mut tries = 0;
@@ -207,10 +209,10 @@ mod tests {
             tries += 1;
             (tries == 2).then_some(())
         };
-        assert_eq!(end.wait(None, || true, || false, |_| Some(())), Some(()));
-        assert_eq!(end.wait(soon(), || true, || false, |_| None::<()>), None);
+        assert_eq!(end.wait(None, || true, || (), || false, |_| Some(())), Some(()));
+        assert_eq!(end.wait(soon(), || true, || (), || false, |_| None::<()>), None);
         assert_eq!(next(true), 1);
-        assert_eq!(end.wait(None, || true, || true, &mut second), Some(()));
+        assert_eq!(end.wait(None, || true, || (), || true, &mut second), Some(()));
         assert_eq!(next(true), 0);
     }
 }

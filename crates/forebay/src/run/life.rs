@@ -103,7 +103,7 @@ impl Running {
     /// # Errors
     /// [`Error::NotRunning`] after teardown.
     pub fn stop(&self) -> Result<()> {
-        self.core.halt(|_| {})
+        self.core.halt(!on_worker(), |_| {})
     }
 
     /// Starts a stopped graph again. Waits for whoever is about to stop or reset it.
@@ -151,7 +151,16 @@ impl Running {
         if on_worker() {
             return Err(Error::InsideTask { graph: self.core.name.clone(), what: "reset" });
         }
-        self.core.halt(|core| {
+        self.begin_anew()
+    }
+
+    /// The same from a task, which is none of this graph's and for which none of this graph's waits.
+    ///
+    /// # Errors
+    /// As [`Running::stop`].
+    pub(crate) fn begin_anew(&self) -> Result<()> {
+        let _blocks = self.core.runtime.waits_here();
+        self.core.halt(true, |core| {
             let _alone = core.life.emptying.lock().unwrap_or_else(PoisonError::into_inner);
             for c in &core.channels {
                 let _end = c.host.as_ref().map(|h| h.lock());
@@ -230,9 +239,9 @@ impl Core {
         now.why.clone().unwrap_or_else(|| Error::NotRunning { graph: self.name.clone(), state: state.name() })
     }
 
-    /// Lets no further invocation start and waits for those that run, unless a task asks; then calls `still`, while it cannot
-    /// be set going (rule 2).
-    fn halt(&self, still: impl FnOnce(&Core)) -> Result<()> {
+    /// Lets no further invocation start and, if it `waits`, does so for those that run; then calls `still`, while it cannot be set
+    /// going (rule 2).
+    fn halt(&self, waits: bool, still: impl FnOnce(&Core)) -> Result<()> {
         {
             let mut now = self.life.now();
             while now.starting {
@@ -247,7 +256,7 @@ impl Core {
             self.life.stopping.store(true, Ordering::SeqCst);
         }
         self.close_ends(true);
-        if !on_worker() {
+        if waits {
             self.quiesce();
         }
         still(self);

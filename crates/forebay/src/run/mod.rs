@@ -8,6 +8,7 @@ mod gate;
 mod host;
 mod issue;
 mod life;
+mod nested;
 pub(crate) mod node;
 mod notify;
 mod ring;

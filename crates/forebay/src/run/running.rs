@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use forebay_hal::Geometry;
 use forebay_hal::cpu::on_worker;
 
+use super::nested::Nested;
 use super::node::{Chan, Core, EndRef, Node};
 use super::trace::{CopySpan, Recording, Span};
 use super::{dispatch, exec};
@@ -101,6 +102,11 @@ impl Running {
     fn spare(&self) -> impl Fn() -> bool {
         let pool = &self.core.runtime.pool;
         move || (1..pool.workers()).contains(&pool.sleepers())
+    }
+
+    /// See [`super::nested`].
+    pub(crate) fn blocks(&self) -> impl FnOnce() -> Option<Nested> {
+        || self.core.runtime.waits_here()
     }
 
     fn port_of(&self, id: u32) -> String {
@@ -221,7 +227,7 @@ impl Running {
             let room = || c.ring.len() < c.declared;
             let attempt = |closed| (closed || self.core.stopping() || room()).then_some(());
             // A push that had less time than that has shown nothing; it may still use the room below.
-            if host.wait(grace, self.spare(), room, |s| attempt(s.closed)).is_none() && grace == whole {
+            if host.wait(grace, self.spare(), self.blocks(), room, |s| attempt(s.closed)).is_none() && grace == whole {
                 c.ahead.store(true, Ordering::Relaxed);
             }
         }
@@ -229,6 +235,7 @@ impl Running {
         let done = host.wait(
             until,
             self.spare(),
+            self.blocks(),
             || c.ring.len() < c.ring.capacity(),
             |s| self.attempt_push(c, s.closed, &mut block, &mut woken),
         );
@@ -311,7 +318,7 @@ impl Running {
     /// A graph that is not running (once the channel is empty), or the error that ended it.
     pub fn pull(&self, drain: Drain) -> Result<Datablock> {
         let (c, host) = self.channel(drain.0, false)?;
-        host.wait(None, self.spare(), || !c.ring.is_empty(), |s| self.attempt_pull(c, s.closed))
+        host.wait(None, self.spare(), self.blocks(), || !c.ring.is_empty(), |s| self.attempt_pull(c, s.closed))
             .unwrap_or_else(|| Err(Error::NoSuch { what: "drain", graph: self.core.name.clone() }))
     }
 
@@ -322,10 +329,16 @@ impl Running {
     pub fn pull_timeout(&self, drain: Drain, timeout: Duration) -> Result<Datablock> {
         let (c, host) = self.channel(drain.0, false)?;
         let begun = Instant::now();
-        host.wait(begun.checked_add(timeout), self.spare(), || !c.ring.is_empty(), |s| self.attempt_pull(c, s.closed))
-            .unwrap_or_else(|| {
-                Err(Error::WouldBlock { what: "nothing at", port: self.port_of(drain.0), waited: begun.elapsed() })
-            })
+        host.wait(
+            begun.checked_add(timeout),
+            self.spare(),
+            self.blocks(),
+            || !c.ring.is_empty(),
+            |s| self.attempt_pull(c, s.closed),
+        )
+        .unwrap_or_else(|| {
+            Err(Error::WouldBlock { what: "nothing at", port: self.port_of(drain.0), waited: begun.elapsed() })
+        })
     }
 
     /// Pulls a datablock if one is there now.

@@ -1,0 +1,22 @@
+//! What a worker gives up while a function on it waits for other tasks: its place in the pool, its slot of the CPU, and what its
+//! task counts for at the service. Any of these could be what the other tasks need.
+
+use super::gate::Waits;
+use super::runtime::RuntimeInner;
+
+/// The thread is a worker, and waits as long as it keeps this.
+#[must_use = "the worker waits as long as this is kept"]
+pub(crate) struct Nested {
+    _waits: Option<Waits>,
+    _place: forebay_hal::cpu::Blocked,
+}
+
+impl RuntimeInner {
+    /// Called before a thread sleeps for tasks of this runtime; none if it is no worker.
+    pub(crate) fn waits_here(&self) -> Option<Nested> {
+        let place = forebay_hal::cpu::blocks()?;
+        let waits = self.gate.as_ref().map(|gate| gate.waits());
+        self.dispatcher.has_blocked(self);
+        Some(Nested { _waits: waits, _place: place })
+    }
+}
