@@ -185,7 +185,7 @@ fn functions_that_call_tasks_go_on_with_a_small_share() {
     let result = s.dir.join("result");
     let hog = Program::start(&s, "program", &[("TASK_US", "500".into())]);
     let p = Program::start(&s, "program_that_calls_itself", &[("RESULT", result.to_str().unwrap().to_owned())]);
-    [&hog, &p].map(|p| until("it has joined", || s.process(p.pid()).is_some()));
+    [&hog, &p].iter().for_each(|p| until("it has joined", || s.process(p.pid()).is_some()));
     s.set(p.pid(), Class::Custom(100_000));
     let done = || std::fs::read_to_string(&result).unwrap_or_default().parse::<u64>().unwrap_or(0);
     let before = done();
