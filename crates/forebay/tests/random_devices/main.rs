@@ -2,12 +2,13 @@
 //! however often the graph is stopped meanwhile, what comes out is what one thread would have computed.
 //!
 //! `arrays`: data of one size that devices hand to each other, every item alike. `ports`: every kind of port and mark, so that
-//! items differ in length, in what marks and metadata they carry, and in where they end.
+//! items differ in length, in what marks and metadata they carry, and in where they end. `calls`: tasks that are called like functions.
 
 #[path = "../../../forebay-hal/tests/stand_in/mod.rs"]
 mod stand_in;
 
 mod arrays;
+mod calls;
 mod ports;
 
 use std::fmt::Debug;
