@@ -615,3 +615,29 @@ fn a_goal_that_is_given_up_while_its_tracker_is_asked_lowers_nothing_any_more() 
     assert!(question > 0 && lowered > 0);
     assert_eq!(run(question), (0, 0), "it was asked for less after it had given up");
 }
+
+#[test]
+fn a_goal_that_is_given_up_leaves_as_many_lanes_as_there_were() {
+    use forebay::place::Goal;
+    let rt = Runtime::builder().cpu_only().service(false).models(Arc::new(Models::off())).build().unwrap();
+    let t = Template::scalar::<u32>();
+    let task = rt.accelerate(3, || Task::new("t").input("x", t).output("y", t).host(|_| Ok(()))).unwrap();
+    // It is met as it is: nothing is changed.
+    let goal = || task.pursue(Goal::Throughput(1.0), || 1.0, 0, |_| {}).unwrap();
+    let lanes_are = |n: usize| {
+        let begun = Instant::now();
+        while task.lanes().0 != n {
+            assert!(begun.elapsed() < Duration::from_secs(20), "{:?} instead of {n}", task.lanes());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    let given_up = goal();
+    lanes_are(1);
+    drop(given_up);
+    lanes_are(3);
+    let given_up = goal();
+    task.spread(2);
+    drop(given_up);
+    std::thread::sleep(Duration::from_millis(1200));
+    lanes_are(2);
+}

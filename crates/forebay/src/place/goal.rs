@@ -5,7 +5,8 @@
 //! While it is exceeded by a fifth, the same in reverse. After each step a period passes, to see what it did. A step that did
 //! not help within two periods is not blamed: the next one is taken, until there is none. A step back after which the goal is
 //! missed is not taken again for five seconds, then ten, and so on, unless the goal is exceeded by much more than it was then:
-//! what one step changes may be more than a fifth. Everything is told. A service that
+//! what one step changes may be more than a fifth. A share that the service refuses is asked for again half a minute later, if it is
+//! wanted still. Everything is told. A service that
 //! goes away is no refusal: shares are asked for again when it is back.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -37,6 +38,8 @@ const REST: u32 = 40;
 const RESTS: [u32; 2] = [10, 240];
 /// Unless the goal is exceeded by so many times more than then.
 const MORE: f64 = 1.3;
+/// Periods after which a share that was refused may be asked for again: others may have less by then.
+const REFUSED: u32 = 60;
 /// Lines of the log that are kept.
 const MAX_LOG: usize = 1000;
 
@@ -111,8 +114,9 @@ pub struct Optimizer {
     share: u8,
     /// What it has without a share of its own, percent: to ask for less would be a step down.
     has: u8,
-    /// Above this the service said no.
+    /// Above this the service said no, so many periods ago.
     max_share: u8,
+    refused: u32,
     fidelity: u32,
     max_fidelity: u32,
     acted: bool,
@@ -176,6 +180,7 @@ impl Optimizer {
             share: 0,
             has: 0,
             max_share,
+            refused: 0,
             fidelity: 0,
             max_fidelity,
             acted: false,
@@ -250,7 +255,7 @@ impl Optimizer {
 
     /// The service refused a share.
     pub fn refused(&mut self, share: u8) {
-        self.max_share = share.saturating_sub(1);
+        (self.max_share, self.refused) = (share.saturating_sub(1), 0);
         // Back to what it was: nothing of its own, if that was the first that was asked for.
         let before = share.saturating_sub(POINTS);
         self.share = if before <= self.has / POINTS * POINTS { 0 } else { self.share.min(before) };
@@ -265,10 +270,17 @@ impl Optimizer {
     /// What to do, half a second after the last time.
     pub fn step(&mut self, now: Duration, measured: Option<f64>) -> Decision {
         let decide = |action, why: String| Decision { at: now, measured, action, why };
+        self.refused += 1;
+        if (1..MAX_SHARE).contains(&self.max_share) && self.refused > REFUSED {
+            self.max_share = MAX_SHARE;
+        }
         let Some(value) = measured else { return decide(None, "the tracker says nothing".into()) };
         let met = self.met(now, value);
         if !met.is_finite() || value < 0.0 {
             return decide(None, format!("the tracker says {value}, which is no figure"));
+        }
+        if matches!(self.goal, Goal::Deadline(_)) && value >= 1.0 {
+            return decide(None, "all of it is done".into());
         }
         if std::mem::take(&mut self.acted) {
             return decide(None, format!("{:.0} % of the goal; waiting to see what the last step does", met * 100.0));
@@ -465,6 +477,9 @@ impl Accelerated {
     /// Pursues a goal from now on: `tracker` is asked every half second (a panic, no answer and no number count as nothing
     /// said), `fidelity` is called with the level that the program should work at, from 0 (best) to `lowest`.
     ///
+    /// When it is given up, the share is given back and there are as many lanes as before, if nobody else has set them meanwhile;
+    /// at which fidelity it goes on is up to the program.
+    ///
     /// # Errors
     /// [`std::io::Error`] when no thread can be started.
     pub fn pursue(
@@ -478,16 +493,18 @@ impl Accelerated {
         let mut asked = Asked::new(tracker)?;
         let mut service = Connection::open(NAME).ok();
         let mut optimizer = Optimizer::new(goal, self.lanes().1, service.is_some(), lowest);
+        let before = self.lanes().0;
         self.spread(1);
         let pursues = {
             let (task, stop, log) = (self.clone(), stop.clone(), log.clone());
             move || {
                 let begun = Instant::now();
-                let mut has_share = false;
+                let (mut has_share, mut lanes) = (false, 1);
                 loop {
                     std::thread::sleep(PERIOD);
                     if stop.load(Ordering::Relaxed) {
                         // What was asked for is given back.
+                        task.spread_back(lanes, before);
                         if has_share {
                             let _ = ask(&mut service, 0);
                         }
@@ -507,7 +524,10 @@ impl Accelerated {
                     }
                     let mut decision = optimizer.step(begun.elapsed(), said);
                     match decision.action {
-                        Some(Action::Spread(n)) => task.spread(n),
+                        Some(Action::Spread(n)) => {
+                            task.spread(n);
+                            lanes = n;
+                        }
                         Some(Action::Share(percent)) => {
                             match ask(&mut service, percent) {
                                 Ok(()) => has_share = true,
@@ -676,6 +696,12 @@ mod tests {
             }
         }
         assert_eq!(asked, [10, 20, 30, 100]);
+        // By now others may have less. One that is had is not given up over it.
+        let again = run(&mut o, 90, |_, s, _| if s < 50 { 50.0 } else { 110.0 });
+        assert_eq!(again, [Action::Share(30), Action::Share(40), Action::Share(50)]);
+        // Without a service there is nothing to ask.
+        o.served(false);
+        assert!(run(&mut o, 200, |_, _, _| 50.0).is_empty());
     }
 
     #[test]
@@ -708,6 +734,11 @@ mod tests {
         // A fifth after a tenth of the time: enough, and too much.
         assert_eq!(o.step(Duration::from_secs(1), Some(0.2)).action, None);
         assert_eq!(o.step(Duration::from_secs(5), Some(0.4)).action, Some(Action::Spread(2)));
+        // What is done is done, however long ago.
+        for s in 8..60 {
+            let d = o.step(Duration::from_secs(s), Some(1.0));
+            assert!(d.action.is_none() && d.why.contains("done"), "{d:?}");
+        }
     }
 
     #[test]

@@ -344,6 +344,11 @@ impl Accelerated {
         self.0.active.store(lanes.clamp(1, self.0.lanes.len()), Ordering::Relaxed);
     }
 
+    /// Back from what somebody has set to what there was before, unless it was set anew since.
+    pub(super) fn spread_back(&self, from: usize, to: usize) {
+        let _ = self.0.active.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
     /// How many calls at most are done side by side now, and how many could be.
     pub fn lanes(&self) -> (usize, usize) {
         (self.0.active.load(Ordering::Relaxed), self.0.lanes.len())
