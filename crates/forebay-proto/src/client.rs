@@ -104,7 +104,7 @@ impl Connection {
     /// # Errors
     /// [`Error`].
     pub fn open_at(path: &Path, name: &str) -> Result<Self> {
-        let socket = socket::connect_to(path).map_err(io("connect to the service"))?;
+        let socket = socket::connect_to(path, PATIENCE).map_err(io("connect to the service"))?;
         // A service could hold its clients up: only root's and one's own may. The user of a socket says who made it.
         let user = rustix::fs::stat(path).map_err(io("look at the service's socket"))?.st_uid;
         if user != 0 && user != rustix::process::geteuid().as_raw() {
@@ -205,6 +205,8 @@ pub struct Session {
     /// Where the service's socket may be.
     paths: Vec<PathBuf>,
     state: Mutex<State>,
+    /// Held by who asks: of one connection one question is asked at a time. Lock rank: before `state`, which is not held meanwhile.
+    asking: Mutex<()>,
     pages: Pages,
     /// There is no service: everything is allowed.
     free: AtomicBool,
@@ -252,6 +254,7 @@ impl Session {
             name: name.to_owned(),
             paths,
             state: Mutex::new(State { connection: Some(Arc::new(connection)), joined: Vec::new() }),
+            asking: Mutex::default(),
             pages,
             free: AtomicBool::new(false),
             found: AtomicU64::new(1),
@@ -295,25 +298,56 @@ impl Session {
     /// # Errors
     /// [`Error`].
     pub fn join(self: &Arc<Self>, device: &str) -> Result<Account> {
-        let mut state = self.state();
-        let connection = state.connection.clone().ok_or_else(|| Error::Absent(self.paths.clone()))?;
-        let (number, metered) = join(&connection, device)?;
+        let _asking = self.asking();
+        let connection = self.state().connection.clone().ok_or_else(|| Error::Absent(self.paths.clone()))?;
+        let answer = join(&connection, device);
+        if let Err(e) = &answer
+            && !matches!(e, Error::Refused(_))
+        {
+            // What it says later would be taken for the next answer.
+            self.lose(&connection);
+        }
+        let (number, metered) = answer?;
         let number = usize::from(number);
+        let mut state = self.state();
+        // The service may have gone since it answered; then there is nobody to join.
+        if !state.connection.as_ref().is_some_and(|c| Arc::ptr_eq(c, &connection)) {
+            return Err(Error::Absent(self.paths.clone()));
+        }
         if number != state.joined.len() || number >= crate::page::MAX_DEVICES {
+            drop(state);
+            self.lose(&connection);
             return Err(Error::Confused);
         }
         state.joined.push((device.to_owned(), metered));
         Ok(Account { session: self.clone(), number, metered, spent: AtomicU64::new(cpu_time_ns()) })
     }
 
-    fn reconnect(&self) -> Result<()> {
-        let connection = Connection::first_of(&self.paths, &self.name)?;
+    fn asking(&self) -> MutexGuard<'_, ()> {
+        self.asking.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// That connection is over: another one is looked for.
+    fn lose(&self, connection: &Arc<Connection>) {
         let mut state = self.state();
-        for (at, (device, _)) in state.joined.iter().enumerate() {
+        if state.connection.as_ref().is_some_and(|c| Arc::ptr_eq(c, connection)) {
+            state.connection = None;
+            self.free.store(true, Ordering::Release);
+            let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+        }
+    }
+
+    fn reconnect(&self) -> Result<()> {
+        let _asking = self.asking();
+        let connection = Connection::first_of(&self.paths, &self.name)?;
+        // Nobody joins meanwhile.
+        let joined = self.state().joined.clone();
+        for (at, (device, _)) in joined.iter().enumerate() {
             if usize::from(join(&connection, device)?.0) != at {
                 return Err(Error::Confused);
             }
         }
+        let mut state = self.state();
         // Others see the new pages in the place of the old ones. What the program says of itself goes along, but for what it
         // has used: this service counts from none, and would count no faster than the device works.
         let [global, client, program, _] = &connection.files;
@@ -350,11 +384,11 @@ fn watch(session: &Weak<Session>) {
                 // The session may go meanwhile; it is not kept by this thread, only looked at once in a while.
                 let Ok(wake) = rustix::io::fcntl_dupfd_cloexec(&s.wake, 0) else { return };
                 drop(s);
-                if c.is_over(None, &wake)
-                    && let Some(s) = session.upgrade()
-                {
-                    s.state().connection = None;
-                    s.free.store(true, Ordering::Release);
+                let over = c.is_over(None, &wake);
+                // Woken for what is seen now, or at the end.
+                let _ = rustix::io::read(&wake, &mut [0u8; 8]);
+                if let Some(s) = session.upgrade().filter(|_| over) {
+                    s.lose(&c);
                 }
             }
             None if s.reconnect().is_err() => {
@@ -362,6 +396,7 @@ fn watch(session: &Weak<Session>) {
                 drop(s);
                 let timeout = Timespec { tv_sec: 0, tv_nsec: RETRY.subsec_nanos().into() };
                 let _ = poll(&mut [PollFd::new(&wake, PollFlags::IN)], Some(&timeout));
+                let _ = rustix::io::read(&wake, &mut [0u8; 8]);
             }
             None => {}
         }

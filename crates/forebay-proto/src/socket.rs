@@ -4,8 +4,10 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::io::{Errno, Result};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, sendmsg, socket_with,
@@ -23,14 +25,18 @@ pub fn new(flags: SocketFlags) -> Result<OwnedFd> {
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC | flags, None)
 }
 
-/// Connects to a service's socket.
+/// Connects to a service's socket. Neither this nor sending by it waits longer than `patience`: a service that was stopped takes
+/// no more connections once as many wait as may.
 ///
 /// # Errors
-/// The kernel's.
-pub fn connect_to(path: &Path) -> Result<OwnedFd> {
+/// The kernel's; `ETIMEDOUT` where there was no place in time.
+pub fn connect_to(path: &Path, patience: Duration) -> Result<OwnedFd> {
     let s = new(SocketFlags::empty())?;
-    connect(&s, &SocketAddrUnix::new(path)?)?;
-    Ok(s)
+    set_socket_timeout(&s, Timeout::Send, Some(patience))?;
+    match connect(&s, &SocketAddrUnix::new(path)?) {
+        Err(Errno::AGAIN) => Err(Errno::TIMEDOUT),
+        other => other.map(|()| s),
+    }
 }
 
 /// Sends one packet. Never raises SIGPIPE.

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use common::{Service, until};
-use forebay_proto::client::Connection;
+use forebay_proto::client::{Connection, PATIENCE};
 use forebay_proto::wire::{Class, Request};
 
 fn command(dir: &std::path::Path) -> Command {
@@ -154,7 +154,7 @@ fn a_socket_that_systemd_made_is_served_and_left_where_it_is() {
     rustix::net::listen(&socket, 8).unwrap();
     // Somebody who connects before the service is there is served when it comes, however long that takes (a client of the
     // library's gives up after two seconds).
-    let early = forebay_proto::socket::connect_to(&path).unwrap();
+    let early = forebay_proto::socket::connect_to(&path, PATIENCE).unwrap();
     let hello = Request::Hello { version: wire::VERSION, name: wire::short_name("early") };
     forebay_proto::socket::send(early.as_fd(), &wire::encode(&hello), &[], true).unwrap();
     let mut c = Command::new("/bin/sh");
@@ -241,7 +241,7 @@ fn what_others_send_does_not_fill_the_log() {
     until("it serves", || Connection::open_at(&dir.join("socket"), "test").is_ok());
     let begun = std::time::Instant::now();
     for _ in 0..500 {
-        let s = forebay_proto::socket::connect_to(&dir.join("socket")).unwrap();
+        let s = forebay_proto::socket::connect_to(&dir.join("socket"), PATIENCE).unwrap();
         let _ = forebay_proto::socket::send(std::os::fd::AsFd::as_fd(&s), &[0xFF; 9], &[], false);
         // Until it is closed.
         let mut b = [0; 64];
@@ -250,7 +250,7 @@ fn what_others_send_does_not_fill_the_log() {
     let seconds = begun.elapsed().as_secs() as usize + 2;
     // One more in a later second, which tells of those that were left out.
     std::thread::sleep(Duration::from_millis(1100));
-    let s = forebay_proto::socket::connect_to(&dir.join("socket")).unwrap();
+    let s = forebay_proto::socket::connect_to(&dir.join("socket"), PATIENCE).unwrap();
     let _ = forebay_proto::socket::send(std::os::fd::AsFd::as_fd(&s), &[0xFF; 9], &[], false);
     until("it tells of those left out", || std::fs::read_to_string(dir.join("log")).unwrap().contains("more lines"));
     let lines = std::fs::read_to_string(dir.join("log")).unwrap().lines().count();

@@ -7,14 +7,14 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use common::{Service, hog, until};
-use forebay_proto::client::{Account, Connection, Error, Session};
+use forebay_proto::client::{Account, Connection, Error, PATIENCE, Session};
 use forebay_proto::memory::Mapped;
 use forebay_proto::page::{ClientPage, MAX_DEVICES, ProgramPage};
 use forebay_proto::socket;
 use forebay_proto::wire::{self, Class, MAX_REQUEST, Refusal, Reply, Request};
 
 fn raw(s: &Service) -> std::os::fd::OwnedFd {
-    socket::connect_to(&s.socket()).unwrap()
+    socket::connect_to(&s.socket(), PATIENCE).unwrap()
 }
 
 /// Whether the service closes the connection within a moment.
@@ -120,7 +120,7 @@ fn limits_are_refusals_and_connections_are_given_back() {
     let gone = c.ask(&Request::Set { pid: 0x7fff_fff0, class: None, nice: Some(1) });
     assert!(matches!(gone, Err(Error::Refused(Refusal::NoProcess(_)))));
     // More connections than the service takes; root may have them all.
-    let all: Vec<_> = (0..1100).map_while(|_| socket::connect_to(&s.socket()).ok()).collect();
+    let all: Vec<_> = (0..1100).map_while(|_| socket::connect_to(&s.socket(), PATIENCE).ok()).collect();
     assert!(Connection::open_at(&s.socket(), "one too many").is_err());
     drop(all);
     until("there is room again", || Connection::open_at(&s.socket(), "again").is_ok());
