@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use forebay::hal::{Kind, discover};
 use forebay::place::{Accelerated, Models};
-use forebay::{Datablock, Graph, Mode, Runtime, Task, TaskError, Template};
+use forebay::{Arg, Datablock, Geometry, Graph, Launch, Mode, Runtime, Source, Task, TaskError, Template};
 
 fn word() -> Template {
     Template::scalar::<u64>()
@@ -259,5 +259,44 @@ fn a_function_begins_calls_of_its_own_task_and_forgets_them() {
         }
         drop((counts, count));
         assert!(counted.try_iter().count() >= 200);
+    });
+}
+
+/// A function may have the place of a kernel that failed, on a thread that waits for the device.
+#[test]
+fn a_function_that_takes_over_for_a_kernel_calls_another_kernel() {
+    let (devices, missing) = discover(&[Kind::OpenCl]);
+    let devices: Vec<_> = devices.into_iter().filter(|d| d.compiles().is_ok()).collect();
+    if devices.is_empty() {
+        return eprintln!("skipped: no opencl device ({missing:?})");
+    }
+    let text = "KERNEL void more(GLOBAL const ulong *x, GLOBAL ulong *y) {
+        ulong v = x[0];
+        for (uint i = 0; i < 3000000u; i++) v = v * 3u + i;
+        if (gid_x() == 0) y[0] = v == 1u ? 0u : x[0] + 3u;
+    }";
+    within(60, || {
+        let rt = Runtime::builder().devices(devices).mode(Mode::Adaptive).workers(1);
+        let rt = rt.models(Arc::new(Models::off())).build().unwrap();
+        // Long, so that it is waited for by such a thread.
+        let kernel = || Task::new("inner").input("x", word()).output("y", word()).portable(text, "more");
+        let inner = rt.accelerate(2, kernel).unwrap();
+        (0..4).for_each(|x| assert_eq!(call(&inner, x).unwrap(), x + 3));
+        // No device has groups so large.
+        let launch = Launch::new(Source::Portable(text.into()), "more", [Arg::port("x"), Arg::port("y")]);
+        let launch = launch.over(Geometry::linear(1 << 20).with_group(1 << 20, 1, 1));
+        let outer = || {
+            let inner = inner.clone();
+            task("outer", move |x| Ok(call(&inner, x)? * 2)).kernels(Kind::OpenCl, [launch.clone()])
+        };
+        let outer = rt.accelerate(4, outer).unwrap();
+        std::thread::scope(|s| {
+            for t in 0..4 {
+                let outer = &outer;
+                s.spawn(move || (t..t + 4).for_each(|x| assert_eq!(call(outer, x).unwrap(), (x + 3) * 2)));
+            }
+        });
+        let refused: usize = outer.stats().iter().map(|t| t.refused.len()).sum();
+        eprintln!("{refused} kernels were tried");
     });
 }

@@ -1,6 +1,7 @@
 //! Threads beside a pool's workers, for jobs that mostly wait: for a device, say. A worker that waits is a core that nobody
 //! uses; these do the waiting, and whatever they make ready goes to the workers.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -10,7 +11,16 @@ use super::pool::{Job, Pool, Worker};
 /// Some threads of a pool that do only what they are given. Dropping it ends them once they have done what they were given.
 pub struct Helpers {
     jobs: Option<Sender<Job>>,
+    state: Arc<State>,
     threads: Vec<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    /// Jobs given and not yet ended: of one that ends the last deed may be to give another one.
+    given: AtomicUsize,
+    /// Threads that block in their job until others have done something ([`super::blocks`]).
+    pub(super) blocked: AtomicUsize,
 }
 
 impl Helpers {
@@ -18,21 +28,30 @@ impl Helpers {
     pub fn new(pool: &Pool, name: &str, n: usize) -> Self {
         let (jobs, todo) = channel();
         let todo = Arc::new(Mutex::new(todo));
+        let state = Arc::new(State::default());
         let start = |i: usize| {
-            let (todo, shared) = (todo.clone(), pool.shared.clone());
-            let main = move || work(&Worker::helper(shared, i), &todo);
+            let (todo, shared, state) = (todo.clone(), pool.shared.clone(), state.clone());
+            let main = move || work(&Worker::one_of(shared, i, state), &todo);
             std::thread::Builder::new().name(format!("{name}-{i}")).spawn(main).ok()
         };
-        Helpers { threads: (0..n).map_while(start).collect(), jobs: Some(jobs) }
+        Helpers { threads: (0..n).map_while(start).collect(), jobs: Some(jobs), state }
     }
 
-    /// Gives a job to one of the threads; without any it comes back.
+    /// Gives a job to one of the threads. Without any it comes back, and where one of them blocks and the others have a job each: it
+    /// may be what that one waits for.
     ///
     /// # Safety
     /// As for [`Pool::submit`].
     pub unsafe fn submit(&self, job: Job) -> Result<(), Job> {
         match &self.jobs {
-            Some(to) if !self.threads.is_empty() => to.send(job).map_err(|e| e.0),
+            Some(to) if !self.threads.is_empty() => {
+                let given = self.state.given.fetch_add(1, Ordering::SeqCst);
+                if given < self.threads.len() || self.state.blocked.load(Ordering::SeqCst) == 0 {
+                    return to.send(job).map_err(|e| e.0);
+                }
+                self.state.given.fetch_sub(1, Ordering::SeqCst);
+                Err(job)
+            }
             _ => Err(job),
         }
     }
@@ -57,6 +76,9 @@ fn work(worker: &Worker, todo: &Mutex<Receiver<Job>>) {
             let Ok(job) = next else { return };
             // SAFETY: the submitter keeps `data` valid until this call.
             unsafe { (job.run)(job.data, worker) };
+            if let Some(state) = &worker.helpers {
+                state.given.fetch_sub(1, Ordering::SeqCst);
+            }
             worker.hand_over();
         }
     });
@@ -66,7 +88,6 @@ fn work(worker: &Worker, todo: &Mutex<Receiver<Job>>) {
 mod tests {
     use super::*;
     use crate::cpu::{Turn, UNKNOWN_NS};
-    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::{Duration, Instant};
 
     struct Both {

@@ -93,6 +93,8 @@ pub struct Worker {
     /// Nobody steals from its queue. It does only what it is given, or works for one that blocks (`spare`).
     helper: bool,
     spare: bool,
+    /// It is one of these.
+    pub(super) helpers: Option<Arc<super::helpers::State>>,
     slot: Cell<Option<Job>>,
     queue: UnsafeCell<st3::fifo::Worker<Job>>,
     /// Estimated ns of jobs queued since sleepers were last looked at.
@@ -352,14 +354,19 @@ impl Worker {
     fn new(index: usize, queue: st3::fifo::Worker<Job>, shared: Arc<Shared>) -> Self {
         let (slot, queue) = (Cell::new(None), UnsafeCell::new(queue));
         let (long, at_work) = (Cell::new(false), Cell::new(false));
-        let (helper, spare) = (false, false);
-        Worker { index, helper, spare, slot, queue, unsignalled: Cell::new(0), long, at_work, shared }
+        let (helper, spare, helpers) = (false, false, None);
+        Worker { index, helper, spare, helpers, slot, queue, unsignalled: Cell::new(0), long, at_work, shared }
     }
 
-    /// Number `i` of the threads beside the workers (helpers.rs).
+    /// Number `i` of the threads beside the workers.
     pub(super) fn helper(shared: Arc<Shared>, i: usize) -> Self {
         let index = shared.stealers.len() + i;
         Worker { helper: true, ..Worker::new(index, st3::fifo::Worker::new(HELPERS_QUEUE), shared) }
+    }
+
+    /// Number `i` of some helpers.
+    pub(super) fn one_of(shared: Arc<Shared>, i: usize, helpers: Arc<super::helpers::State>) -> Self {
+        Worker { helpers: Some(helpers), ..Worker::helper(shared, i) }
     }
 
     /// Number `i` of the threads that work for workers that block (spare.rs).

@@ -50,6 +50,9 @@ pub fn blocks() -> Option<Blocked> {
     super::about_to_block();
     let worker = current()?;
     let was_at_work = worker.gives_up_its_place();
+    if let Some(helpers) = &worker.helpers {
+        helpers.blocked.fetch_add(1, Ordering::SeqCst);
+    }
     worker.shared.spares.call(&worker.shared);
     Some(Blocked { was_at_work, here: PhantomData })
 }
@@ -59,6 +62,9 @@ impl Drop for Blocked {
         // The same one: a worker stays on its thread.
         let Some(worker) = current() else { return };
         worker.shared.spares.let_go(&worker.shared);
+        if let Some(helpers) = &worker.helpers {
+            helpers.blocked.fetch_sub(1, Ordering::SeqCst);
+        }
         if self.was_at_work {
             worker.begins();
         }

@@ -2,6 +2,7 @@
 //!
 //! A task in the queue is owned by the queue. Picking passes ownership, and one of the device's slots, to a job.
 
+use std::cell::Cell;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -32,8 +33,6 @@ struct Inner {
     queue: ReadyQueue<usize>,
     running: Vec<usize>,
     slots: Vec<usize>,
-    /// Workers that block in a task's function until other tasks have run: they use no core, and their slots are others'.
-    blocked: usize,
     /// For each device, what runs on it (adaptive placement).
     ends: Vec<Vec<Running>>,
     /// Devices that are the host's cores, the host among them, and how many cores.
@@ -96,7 +95,7 @@ impl Inner {
     /// longest, which the system has share the cores.
     fn is_free(&self, d: usize) -> bool {
         let (shared, cores) = self.shared;
-        if self.running[d] >= self.slots[d] + if d == 0 { self.blocked } else { 0 } {
+        if self.running[d] >= self.slots[d] {
             return false;
         }
         d == 0 || !shared.has(d) || self.threads() < cores + (self.others as usize / 1000).min(cores)
@@ -106,8 +105,7 @@ impl Inner {
     fn threads(&self) -> usize {
         let (shared, cores) = self.shared;
         let used = |(d, n): (usize, &usize)| if d == 0 { *n } else { n * cores };
-        let all: usize = self.running.iter().enumerate().filter(|(d, _)| shared.has(*d)).map(used).sum();
-        all.saturating_sub(self.blocked)
+        self.running.iter().enumerate().filter(|(d, _)| shared.has(*d)).map(used).sum()
     }
 }
 
@@ -132,7 +130,6 @@ impl Dispatcher {
                 shared,
                 running,
                 slots,
-                blocked: 0,
                 ends,
                 others: 0,
                 now: 0,
@@ -201,7 +198,6 @@ impl Dispatcher {
                 if i.queue.is_empty() {
                     return left_to_caller;
                 }
-                i.blocked = runtime.pool.blocked();
                 let free = (0..i.slots.len()).filter(|&d| i.is_free(d)).fold(DeviceSet::default(), DeviceSet::with);
                 let now = runtime.now_ns();
                 let ahead = if self.mode == Mode::Adaptive { i.ahead(now) } else { Ahead::default() };
@@ -246,15 +242,19 @@ impl Dispatcher {
         }
     }
 
-    /// A worker blocks: what waits for its slot can start.
-    pub(crate) fn has_blocked(&self, runtime: &RuntimeInner) {
-        runtime.pool.helping(|w| _ = self.pump(runtime, w, None));
-    }
-
     /// Takes a task back out of the queue; true when the caller now owns it.
     pub(crate) fn remove(&self, node: &Node) -> bool {
         let mut i = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         i.queue.remove(std::ptr::from_ref(node) as usize)
+    }
+
+    /// What was released is taken again, whether or not there is a slot.
+    fn take_again(&self, device: usize, running: Running) {
+        let mut i = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        i.running[device] += 1;
+        if self.mode == Mode::Adaptive {
+            i.ends[device].push(running);
+        }
     }
 
     fn release(&self, device: usize, was: Running) {
@@ -263,6 +263,39 @@ impl Dispatcher {
         if let Some(at) = i.ends[device].iter().position(|e| *e == was) {
             i.ends[device].swap_remove(at);
         }
+    }
+}
+
+/// The slot of a task that a thread is at.
+#[derive(Clone, Copy)]
+struct Held {
+    runtime: *const RuntimeInner,
+    device: usize,
+    running: Running,
+}
+
+thread_local! {
+    static HELD: Cell<Option<Held>> = const { Cell::new(None) };
+}
+
+/// The slot of this thread's task is others' as long as this is kept.
+pub(crate) struct Lent(Held);
+
+/// For a thread that is about to wait inside a task, if that has a slot: it uses no core, and what it waits for may need one.
+pub(crate) fn lend_slot() -> Option<Lent> {
+    let held = HELD.take()?;
+    // SAFETY: `run_owned` keeps the runtime for as long as the thread is at the task, and this is called by that task.
+    let rt = unsafe { &*held.runtime };
+    rt.dispatcher.release(held.device, held.running);
+    rt.pool.helping(|w| _ = rt.dispatcher.pump(rt, w, None));
+    Some(Lent(held))
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        // SAFETY: as above; it is dropped before the task ends.
+        unsafe { &*self.0.runtime }.dispatcher.take_again(self.0.device, self.0.running);
+        HELD.set(Some(self.0));
     }
 }
 
@@ -305,7 +338,9 @@ fn run_owned(node: &Node, worker: &Worker, then: impl FnOnce(&Node, &Worker)) ->
     worker.yield_slot();
     if !core.stopping() {
         let begun = runtime.now_ns();
+        HELD.set(Some(Held { runtime: Arc::as_ptr(&runtime), device, running }));
         exec::run(core, node, own, device, worker);
+        HELD.set(None);
         let ran = runtime.now_ns().saturating_sub(begun);
         let r = &node.stats.avg_run;
         r.store(priority::decay(r.load(Ordering::Relaxed), ran), Ordering::Relaxed);
@@ -398,7 +433,6 @@ mod tests {
             slots: vec![2, 1, 1],
             ends: vec![Vec::new(); 3],
             shared: (DeviceSet(0b11), 2),
-            blocked: 0,
             others: 0,
             now: 0,
         };

@@ -1,12 +1,14 @@
-//! What a worker gives up while a function on it waits for other tasks: its place in the pool, its slot of the CPU, and what its
-//! task counts for at the service. Any of these could be what the other tasks need.
+//! What a worker gives up while a function on it waits for other tasks: its place in the pool, its slot of a device (the CPU, or the
+//! one whose kernel has failed), and what its task counts for at the service. Any of these could be what the other tasks need.
 
+use super::dispatch::{self, Lent};
 use super::gate::Waits;
 use super::runtime::RuntimeInner;
 
 /// The thread is a worker, and waits as long as it keeps this.
 #[must_use = "the worker waits as long as this is kept"]
 pub(crate) struct Nested {
+    _slot: Option<Lent>,
     _waits: Option<Waits>,
     _place: forebay_hal::cpu::Blocked,
 }
@@ -16,7 +18,6 @@ impl RuntimeInner {
     pub(crate) fn waits_here(&self) -> Option<Nested> {
         let place = forebay_hal::cpu::blocks()?;
         let waits = self.gate.as_ref().map(|gate| gate.waits());
-        self.dispatcher.has_blocked(self);
-        Some(Nested { _waits: waits, _place: place })
+        Some(Nested { _slot: dispatch::lend_slot(), _waits: waits, _place: place })
     }
 }

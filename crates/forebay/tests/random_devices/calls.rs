@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use forebay::hal::Device;
 use forebay::place::{Accelerated, Models, Pending};
-use forebay::{Datablock, Error, Mode, Runtime, Task, Template};
+use forebay::{Datablock, Error, Geometry, Kind, Launch, Mode, Runtime, Source, Task, Template};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
@@ -22,6 +22,8 @@ struct Callee {
     by: By,
     /// Its function fails with such numbers, if it has no other implementation.
     fails: bool,
+    /// There is a kernel for it, too, which no device can run: its function takes over.
+    takes_over: bool,
     lanes: usize,
 }
 
@@ -36,23 +38,24 @@ struct Case {
 
 fn cases() -> impl Strategy<Value = Case> {
     let calls = proptest::collection::vec(any::<Index>(), 0..3);
-    let task = (calls, any::<bool>(), anybody(), prop::bool::weighted(0.3), 1usize..4);
+    let task = (calls, any::<bool>(), anybody(), (prop::bool::weighted(0.3), any::<bool>()), 1usize..4);
     let tasks = proptest::collection::vec(task, 1..6).prop_map(|raw| {
-        let one = |(at, (calls, at_once, by, fails, lanes)): (usize, (Vec<Index>, _, By, _, _))| {
-            let calls: Vec<usize> = calls.iter().filter(|_| at > 0).map(|c| c.index(at)).collect();
-            // A kernel calls nobody.
-            let by = if calls.is_empty() { by } else { By::Host };
-            Callee { calls, at_once, by, fails: fails && by == By::Host, lanes }
-        };
-        raw.into_iter().enumerate().map(one).collect()
+        let one =
+            |(at, (calls, at_once, by, (fails, takes_over), lanes)): (usize, (Vec<Index>, _, By, (bool, bool), _))| {
+                let calls: Vec<usize> = calls.iter().filter(|_| at > 0).map(|c| c.index(at)).collect();
+                // A kernel calls nobody.
+                let by = if calls.is_empty() { by } else { By::Host };
+                let (fails, takes_over) = (fails && by == By::Host, takes_over && by == By::Host);
+                Callee { calls, at_once, by, fails, takes_over, lanes }
+            };
+        raw.into_iter().enumerate().map(one).collect::<Vec<Callee>>()
     });
     let sizes = prop_oneof![Just(1usize), Just(700), Just(20_000)];
-    (tasks, sizes, 0..Mode::ALL.len(), 1usize..4, 1u32..4).prop_map(|(tasks, elements, mode, workers, threads)| Case {
-        tasks,
-        elements,
-        mode: Mode::ALL[mode],
-        workers,
-        threads,
+    (tasks, sizes, 0..Mode::ALL.len(), 1usize..4, 1u32..4).prop_map(|(mut tasks, elements, mode, workers, threads)| {
+        let mode = Mode::ALL[mode];
+        // Elsewhere what fails is the end.
+        tasks.iter_mut().for_each(|t| t.takes_over &= mode == Mode::Adaptive);
+        Case { tasks, elements, mode, workers, threads }
     })
 }
 
@@ -83,13 +86,17 @@ fn value(outputs: &[Datablock]) -> Result<u32, Error> {
 fn task(at: usize, c: &Callee, n: usize, before: &[Accelerated]) -> Task {
     let t = Template::array::<u32>([n]);
     let mut task = Task::new(format!("t{at}")).input("x", t).output("y", t);
-    if c.by != By::Host {
+    if c.by != By::Host || c.takes_over {
         let text = format!(
             "{}KERNEL void one(GLOBAL const uint *x, GLOBAL uint *y) {{ uint i = gid_x(); \
              if (i < {n}) y[i] = mixed({at}u + 1u, x[i]); }}",
             crate::MIXED
         );
-        task = task.portable(&text, "one");
+        let mut launch = Launch::new(Source::Portable(text.into()), "one", task.port_args());
+        if c.takes_over {
+            launch = launch.over(Geometry::linear(1 << 20).with_group(1 << 20, 1, 1));
+        }
+        task = task.kernels(Kind::OpenCl, [launch.clone()]).kernels(Kind::Cuda, [launch]);
     }
     if c.by != By::Kernel {
         let (c, callees) = (c.clone(), c.calls.iter().map(|c| before[*c].clone()).collect::<Vec<_>>());
@@ -130,8 +137,11 @@ fn check(case: &Case, devices: &[Arc<dyn Device>]) {
         let want = reference(&case.tasks, at, x);
         match came.and_then(|outputs| value(&outputs)) {
             Ok(v) => assert_eq!(Some(v), want, "task {at} of {x}"),
-            // Or a call beside it on the same lane was.
-            Err(e) => assert!(anything_fails && e.to_string().contains("was refused"), "task {at} of {x}: {e}"),
+            // Or a call beside it on the same lane was; or then the kernel was tried, too, and that says why.
+            Err(e) => {
+                let told = case.tasks.iter().any(|c| c.takes_over) || e.to_string().contains("was refused");
+                assert!(anything_fails && told, "task {at} of {x}: {e}");
+            }
         }
     };
     std::thread::scope(|s| {
