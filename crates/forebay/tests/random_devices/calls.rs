@@ -40,15 +40,16 @@ fn cases() -> impl Strategy<Value = Case> {
     let calls = proptest::collection::vec(any::<Index>(), 0..3);
     let task = (calls, any::<bool>(), anybody(), (prop::bool::weighted(0.3), any::<bool>()), 1usize..4);
     let tasks = proptest::collection::vec(task, 1..6).prop_map(|raw| {
-        let one =
-            |(at, (calls, at_once, by, (fails, takes_over), lanes)): (usize, (Vec<Index>, _, By, (bool, bool), _))| {
-                let calls: Vec<usize> = calls.iter().filter(|_| at > 0).map(|c| c.index(at)).collect();
-                // A kernel calls nobody.
-                let by = if calls.is_empty() { by } else { By::Host };
-                let (fails, takes_over) = (fails && by == By::Host, takes_over && by == By::Host);
-                Callee { calls, at_once, by, fails, takes_over, lanes }
-            };
-        raw.into_iter().enumerate().map(one).collect::<Vec<Callee>>()
+        let mut tasks: Vec<Callee> = Vec::new();
+        for (calls, at_once, by, (fails, takes_over), lanes) in raw {
+            let at = tasks.len();
+            let calls: Vec<usize> = calls.iter().filter(|_| at > 0).map(|c| c.index(at)).collect();
+            // A kernel calls nobody.
+            let by = if calls.is_empty() { by } else { By::Host };
+            let (fails, takes_over) = (fails && by == By::Host, takes_over && by == By::Host);
+            tasks.push(Callee { calls, at_once, by, fails, takes_over, lanes });
+        }
+        tasks
     });
     let sizes = prop_oneof![Just(1usize), Just(700), Just(20_000)];
     (tasks, sizes, 0..Mode::ALL.len(), 1usize..4, 1u32..4).prop_map(|(mut tasks, elements, mode, workers, threads)| {
