@@ -74,10 +74,13 @@ impl Mps {
         Err(format!("{}: {MAX_FOLDERS} folders of {group} are there already", self.root.display()))
     }
 
-    /// Removes the folder of a daemon that has ended.
+    /// Removes the folder of a daemon that has ended, soon: it is a user's, who may have put any number of files there, and the
+    /// service has others to look after.
     pub fn remove(&mut self, folder: &str) {
+        let path = self.root.join(folder);
         // It goes through no links; what cannot be removed does no harm.
-        let _ = fs::remove_dir_all(self.root.join(folder));
+        let removes = move || drop(fs::remove_dir_all(path));
+        let _ = std::thread::Builder::new().name("forebayd-remove".into()).spawn(removes);
     }
 
     /// Tells a daemon to end when its programs have ended. One that does not hear it has ended already.
@@ -129,7 +132,14 @@ mod tests {
         let mut m = Mps::new("no-such-program-anywhere".into(), root.clone());
         let why = m.start(uid, gid, "7-a").unwrap_err();
         assert!(why.contains("not installed") && why.contains("MPS"), "{why}");
-        assert_eq!(fs::read_dir(&root).unwrap().count(), 0, "what was made for it is gone");
+        let until = |what: &str, is: &dyn Fn() -> bool| {
+            let begun = std::time::Instant::now();
+            while !is() {
+                assert!(begun.elapsed().as_secs() < 20, "{what}");
+                std::thread::sleep(std::time::Duration::from_millis(2));
+            }
+        };
+        until("what was made for it is there still", &|| fs::read_dir(&root).unwrap().count() == 0);
         // What a user has put where a folder will be is not touched, and neither is what it leads to.
         let theirs = root.join("theirs");
         fs::create_dir(&theirs).unwrap();
@@ -144,7 +154,8 @@ mod tests {
         fs::remove_dir(&pipe).unwrap();
         std::os::unix::fs::symlink(&theirs, &pipe).unwrap();
         m.remove(&folder);
-        assert!(!root.join(&folder).exists() && theirs.join("precious").exists());
+        until("it is there still", &|| !root.join(&folder).exists());
+        assert!(theirs.join("precious").exists());
         if uid == 0 {
             let folder = m.make(65534, 65534, "7-b").unwrap();
             let owners = m.folders(&folder).map(|p| fs::metadata(p).unwrap().uid());

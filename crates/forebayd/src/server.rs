@@ -11,7 +11,7 @@ use std::time::Instant;
 use forebay_policy::credit::Order;
 use forebay_proto::socket;
 use forebay_proto::wire::{self, MAX_REQUEST, Refusal, Reply};
-use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use rustix::fs::{FlockOperation, Mode};
 use rustix::io::Errno;
 use rustix::net::{SocketAddrUnix, SocketFlags, accept_with, bind, listen};
@@ -127,10 +127,18 @@ impl Line {
     }
 }
 
-/// A line on standard error, if anybody reads it: a service does not end because nobody does.
+/// A line on standard error, if anybody reads it: a service neither ends because nobody does, nor does it wait until somebody does,
+/// and what it holds with it. Of a long line its beginning.
 pub(crate) fn tell(line: &str) {
     use std::io::Write as _;
-    let _ = writeln!(std::io::stderr(), "forebayd: {line}");
+    /// A pipe that can be written to takes so much at once.
+    const MOST: usize = 4000;
+    let cut = (0..=MOST.min(line.len())).rev().find(|n| line.is_char_boundary(*n)).unwrap_or(0);
+    let err = std::io::stderr();
+    let mut fds = [PollFd::new(&err, PollFlags::OUT)];
+    if poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(1) {
+        let _ = (&err).write_all(format!("forebayd: {}\n", line.get(..cut).unwrap_or_default()).as_bytes());
+    }
 }
 
 /// The daemon.
@@ -567,7 +575,19 @@ impl Server {
 
     fn accept_scrapes(&mut self) {
         for _ in 0..MAX_SCRAPES {
-            let Some(Ok((stream, _))) = self.metrics.as_ref().map(UnixListener::accept) else { return };
+            let Some(accepted) = self.metrics.as_ref().map(UnixListener::accept) else { return };
+            let stream = match accepted {
+                Ok((stream, _)) => stream,
+                Err(e) => {
+                    if matches!(Errno::from_io_error(&e), Some(Errno::MFILE | Errno::NFILE)) {
+                        // As for whoever connects: it would be announced again and again.
+                        self.spare = None;
+                        drop(self.metrics.as_ref().map(UnixListener::accept));
+                        self.spare = spare_file();
+                    }
+                    return;
+                }
+            };
             // One too many, or one that cannot be watched, is closed.
             if self.scrapes.len() < MAX_SCRAPES && stream.set_nonblocking(true).is_ok() {
                 self.next += 1;

@@ -203,7 +203,11 @@ fn a_socket_that_is_none_is_not_served() {
 fn without_file_descriptors_newcomers_are_sent_away_and_come_again_later() {
     let dir = scratch("descriptors");
     let mut c = Command::new("/bin/sh");
-    c.args(["-c", "ulimit -n 48; exec \"$0\" --socket \"$1\"", env!("CARGO_BIN_EXE_forebayd")]);
+    c.args([
+        "-c",
+        "ulimit -n 48; exec \"$0\" --socket \"$1\" --metrics \"$1.figures\"",
+        env!("CARGO_BIN_EXE_forebayd"),
+    ]);
     let mut service = c.arg(dir.join("socket")).stderr(Stdio::null()).spawn().unwrap();
     let connect = || Connection::open_at(&dir.join("socket"), "test");
     until("it serves", || connect().is_ok());
@@ -217,6 +221,9 @@ fn without_file_descriptors_newcomers_are_sent_away_and_come_again_later() {
     };
     println!("after {}: {refused}", open.len());
     assert!(open.len() >= 3);
+    // Nor is there one for all who ask for figures: a connection takes several, and what is too few for that is used up here.
+    let figures = || std::os::unix::net::UnixStream::connect(dir.join("socket.figures")).unwrap();
+    let figures: Vec<_> = (0..6).map(|_| figures()).collect();
     // Those who are there are served, and it does not spin over those who are not.
     assert!(open[0].processes().is_ok());
     let cpu = || {
@@ -226,6 +233,7 @@ fn without_file_descriptors_newcomers_are_sent_away_and_come_again_later() {
     let before = cpu();
     std::thread::sleep(Duration::from_millis(500));
     assert!(cpu() - before < 100_000_000, "{} ns in half a second", cpu() - before);
+    drop(figures);
     open.clear();
     until("there is room again", || connect().is_ok());
     service.kill().unwrap();
@@ -257,6 +265,31 @@ fn what_others_send_does_not_fill_the_log() {
     assert!(lines > 10 && lines <= 22 * seconds + 5, "{lines} lines in {seconds} s");
     service.kill().unwrap();
     service.wait().unwrap();
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+/// Somebody has stopped reading.
+#[test]
+fn what_nobody_reads_keeps_nobody_waiting() {
+    let dir = scratch("unread");
+    let (unread, full) = std::io::pipe().unwrap();
+    // No room from the beginning.
+    rustix::io::ioctl_fionbio(&full, true).unwrap();
+    while rustix::io::write(&full, &[b'.'; 4096]).is_ok() {}
+    rustix::io::ioctl_fionbio(&full, false).unwrap();
+    let mut service = command(&dir).stderr(full).spawn().unwrap();
+    let connect = || Connection::open_at(&dir.join("socket"), "test");
+    until("it serves", || connect().is_ok());
+    for _ in 0..50 {
+        let s = forebay_proto::socket::connect_to(&dir.join("socket"), PATIENCE).unwrap();
+        let _ = forebay_proto::socket::send(std::os::fd::AsFd::as_fd(&s), &[0xFF; 9], &[], false);
+        let mut b = [0; 64];
+        while forebay_proto::socket::receive(std::os::fd::AsFd::as_fd(&s), &mut b, true).is_ok_and(|(n, _)| n > 0) {}
+    }
+    assert!(connect().unwrap().processes().is_ok());
+    service.kill().unwrap();
+    service.wait().unwrap();
+    drop(unread);
     std::fs::remove_dir_all(dir).unwrap();
 }
 
