@@ -188,7 +188,7 @@ mod tests {
     }
 
     unsafe fn deeper(data: *const (), w: &Worker) {
-        // SAFETY: the test keeps it until `done`.
+        // SAFETY: the test keeps it until the last of the jobs has ended.
         let d = unsafe { &*data.cast::<Deep>() };
         let depth = d.left.fetch_sub(1, Ordering::SeqCst);
         if depth > 1 {
