@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use super::pool::{Shared, Worker, current};
+use super::pool::{Shared, Worker, with_current};
 
 /// Most spares of a pool: workers and spares that block at the same time, that is, one for the other.
 pub(super) const MAX_SPARES: usize = 64;
@@ -48,34 +48,32 @@ pub struct Blocked {
 /// Called before a thread sleeps for what others of its pool have to do; none if it is no worker.
 pub fn blocks() -> Option<Blocked> {
     super::about_to_block();
-    let worker = current()?;
-    let was_at_work = worker.gives_up_its_place();
-    if let Some(helpers) = &worker.helpers {
-        helpers.blocked.fetch_add(1, Ordering::SeqCst);
-    }
-    worker.shared.spares.call(&worker.shared);
-    Some(Blocked { was_at_work, here: PhantomData })
+    with_current(|worker| {
+        let was_at_work = worker.gives_up_its_place();
+        if let Some(helpers) = &worker.helpers {
+            helpers.blocked.fetch_add(1, Ordering::SeqCst);
+        }
+        worker.shared.spares.call(&worker.shared);
+        Blocked { was_at_work, here: PhantomData }
+    })
 }
 
 impl Drop for Blocked {
     fn drop(&mut self) {
         // The same one: a worker stays on its thread.
-        let Some(worker) = current() else { return };
-        worker.shared.spares.let_go(&worker.shared);
-        if let Some(helpers) = &worker.helpers {
-            helpers.blocked.fetch_sub(1, Ordering::SeqCst);
-        }
-        if self.was_at_work {
-            worker.begins();
-        }
+        with_current(|worker| {
+            worker.shared.spares.let_go(&worker.shared);
+            if let Some(helpers) = &worker.helpers {
+                helpers.blocked.fetch_sub(1, Ordering::SeqCst);
+            }
+            if self.was_at_work {
+                worker.begins();
+            }
+        });
     }
 }
 
 impl Spares {
-    pub(super) fn blocked(&self) -> usize {
-        self.blocked.load(Ordering::SeqCst)
-    }
-
     /// Rule 2.
     pub(super) fn is_one_too_many(&self) -> bool {
         self.active.load(Ordering::SeqCst) > self.blocked.load(Ordering::SeqCst)
@@ -211,7 +209,9 @@ mod tests {
         // No worker is in a job any more.
         wait_until("not at rest", || {
             let r = pool.shared.spares.lock();
-            pool.blocked() == 0 && r.resting == r.threads.len() && pool.sleepers() == pool.workers()
+            pool.shared.spares.blocked.load(Ordering::SeqCst) == 0
+                && r.resting == r.threads.len()
+                && pool.sleepers() == pool.workers()
         });
         d.most.into_inner()
     }

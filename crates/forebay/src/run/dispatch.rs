@@ -278,13 +278,23 @@ thread_local! {
     static HELD: Cell<Option<Held>> = const { Cell::new(None) };
 }
 
-/// The slot of this thread's task is others' as long as this is kept.
+/// The thread has a slot as long as this is kept, however the task ends.
+struct AtTask;
+
+impl Drop for AtTask {
+    fn drop(&mut self) {
+        HELD.set(None);
+    }
+}
+
+/// The slot of this thread's task is others' as long as this is kept: on the stack of who waits inside the task.
 pub(crate) struct Lent(Held);
 
 /// For a thread that is about to wait inside a task, if that has a slot: it uses no core, and what it waits for may need one.
 pub(crate) fn lend_slot() -> Option<Lent> {
     let held = HELD.take()?;
-    // SAFETY: `run_owned` keeps the runtime for as long as the thread is at the task, and this is called by that task.
+    // SAFETY: `run_owned` has a count of the runtime until after `AtTask` has gone, which empties `HELD`; so the task is still on
+    // this thread's stack.
     let rt = unsafe { &*held.runtime };
     rt.dispatcher.release(held.device, held.running);
     rt.pool.helping(|w| _ = rt.dispatcher.pump(rt, w, None));
@@ -293,7 +303,7 @@ pub(crate) fn lend_slot() -> Option<Lent> {
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        // SAFETY: as above; it is dropped before the task ends.
+        // SAFETY: as above; `Lent` stays on the thread (it has a pointer) and in the frame of a wait inside the task.
         unsafe { &*self.0.runtime }.dispatcher.take_again(self.0.device, self.0.running);
         HELD.set(Some(self.0));
     }
@@ -339,8 +349,9 @@ fn run_owned(node: &Node, worker: &Worker, then: impl FnOnce(&Node, &Worker)) ->
     if !core.stopping() {
         let begun = runtime.now_ns();
         HELD.set(Some(Held { runtime: Arc::as_ptr(&runtime), device, running }));
+        let at_task = AtTask;
         exec::run(core, node, own, device, worker);
-        HELD.set(None);
+        drop(at_task);
         let ran = runtime.now_ns().saturating_sub(begun);
         let r = &node.stats.avg_run;
         r.store(priority::decay(r.load(Ordering::Relaxed), ran), Ordering::Relaxed);
