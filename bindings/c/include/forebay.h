@@ -138,7 +138,8 @@ typedef struct {
 
 // What a real-time stream got of what it asked for.
 typedef struct {
-  // Its thread's priority under SCHED_FIFO; 0 when the system refused, and it is an ordinary thread.
+  // Its thread's priority under SCHED_FIFO (or SCHED_RR, if it had that and no less; 100 with SCHED_DEADLINE); 0 when the system
+  // refused, and it is an ordinary thread.
   int32_t fifo;
   // The nice value of an ordinary thread.
   int32_t nice;
@@ -528,8 +529,8 @@ int32_t forebay_stream_protection(const forebay_stream *stream, forebay_protecti
 int32_t forebay_stream_set_deadline(forebay_stream *stream,
                                     uint64_t deadline);
 
-// Ends a stream after what it began. A real-time one gives its thread's priority back; freed by another thread it leaves
-// that thread as it is.
+// Ends a stream after what it began. A real-time one gives its thread's priority back, whoever frees it; where a thread has
+// several, the last one does.
 void forebay_stream_free(forebay_stream *stream);
 
 // Sends bytes to a device's memory at `offset`, by the way that is fastest for so many; they have arrived when this returns.

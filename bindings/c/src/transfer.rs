@@ -51,7 +51,8 @@ pub struct forebay_budget {
 /// What a real-time stream got of what it asked for.
 #[repr(C)]
 pub struct forebay_protection {
-    /// Its thread's priority under SCHED_FIFO; 0 when the system refused, and it is an ordinary thread.
+    /// Its thread's priority under SCHED_FIFO (or SCHED_RR, if it had that and no less; 100 with SCHED_DEADLINE); 0 when the system
+    /// refused, and it is an ordinary thread.
     pub fifo: i32,
     /// The nice value of an ordinary thread.
     pub nice: i32,
@@ -284,7 +285,9 @@ pub unsafe extern "C" fn forebay_stream_protection(
         let got = shared(stream, "the stream")?.0.protection();
         let (got, overruns) = got.ok_or_else(|| invalid("this is no real-time stream"))?;
         let (fifo, nice) = match got.scheduling {
-            Scheduling::Fifo(p) => (p, 0),
+            Scheduling::Fifo(p) | Scheduling::RoundRobin(p) => (p, 0),
+            // Before all priorities, of which 99 is the highest.
+            Scheduling::Deadline => (100, 0),
             Scheduling::Nice(n) => (0, n),
         };
         put(protection, forebay_protection { fifo, nice, locked: got.locked.into(), overruns })
@@ -306,8 +309,8 @@ pub unsafe extern "C" fn forebay_stream_set_deadline(stream: *mut forebay_stream
     })
 }
 
-/// Ends a stream after what it began. A real-time one gives its thread's priority back; freed by another thread it leaves
-/// that thread as it is.
+/// Ends a stream after what it began. A real-time one gives its thread's priority back, whoever frees it; where a thread has
+/// several, the last one does.
 ///
 /// # Safety
 /// As the rules say.

@@ -1,6 +1,5 @@
 //! A stream for callers whose compiler does not keep a real-time stream with its thread: C's and Python's.
 
-use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::thread::{self, ThreadId};
 
@@ -12,17 +11,17 @@ use super::realtime::{Budget, Protection, RealTime};
 use super::stream::Stream;
 use crate::error::Result;
 
-/// A [`Stream`], or a [`RealTime`] stream that answers on its own thread only: elsewhere calls are errors, and dropping it
-/// leaves that thread as it is scheduled.
+/// A [`Stream`], or a [`RealTime`] stream that answers on its own thread only: elsewhere calls are errors. It may be dropped
+/// anywhere.
 pub struct Bound(Either);
 
 enum Either {
     Ordinary(Box<Stream>),
-    RealTime { stream: ManuallyDrop<Box<RealTime>>, thread: ThreadId },
+    RealTime { stream: Box<RealTime>, thread: ThreadId },
 }
 
-// SAFETY: a real-time stream is no other thread's only because it changes how the calling one is scheduled. Here it does
-// so on the thread that made it only: every call looks (`mine`), and so does dropping it. What it is made of is `Send`.
+// SAFETY: a real-time stream is no other thread's only because it protects the one that made it. Here it answers that one
+// only: every call looks (`mine`). What it is made of is `Send`, and dropping it is about that thread wherever it happens.
 unsafe impl Send for Bound {}
 
 /// What a real-time stream is made of besides, that is.
@@ -30,6 +29,7 @@ const _: () = {
     const fn is_send<T: Send>() {}
     is_send::<Stream>();
     is_send::<super::pinned::Locked>();
+    is_send::<super::priority::Priority>();
 };
 
 impl Bound {
@@ -46,7 +46,7 @@ impl Bound {
     /// # Errors
     /// As there.
     pub fn real_time(engine: &Arc<Engine>, budget: Budget) -> Result<Self> {
-        let stream = ManuallyDrop::new(Box::new(engine.real_time(budget)?));
+        let stream = Box::new(engine.real_time(budget)?);
         Ok(Bound(Either::RealTime { stream, thread: thread::current().id() }))
     }
 
@@ -115,16 +115,4 @@ fn mine(stream: &mut RealTime, thread: ThreadId) -> Result<&mut RealTime> {
     let device = stream.stream().engine().device().info().name.clone();
     let what = "a real-time stream is used by the thread that made it only".into();
     Err(forebay_hal::Error::Invalid { device, what }.into())
-}
-
-impl Drop for Bound {
-    fn drop(&mut self) {
-        let Either::RealTime { stream, thread } = &mut self.0 else { return };
-        // SAFETY: not used again.
-        let stream = unsafe { ManuallyDrop::take(stream) };
-        match is_here(*thread) {
-            true => drop(stream),
-            false => stream.leave(),
-        }
-    }
 }

@@ -8,7 +8,7 @@
 //! `docs/transfer.md` explains the ways, shows measured curves and says how to choose.
 //!
 //! One file per step: [`plan`] (pure: which way, which pieces), stream.rs (does it), ring.rs (staging), wait.rs, engine.rs
-//! (what streams share; drift), calibrate.rs, store.rs, realtime.rs, bound.rs (for C and Python), pinned.rs, [`curve`].
+//! (what streams share; drift), calibrate.rs, store.rs, realtime.rs, priority.rs (of its thread), bound.rs (for C and Python), pinned.rs, [`curve`].
 
 mod bound;
 mod calibrate;
@@ -16,6 +16,7 @@ pub mod curve;
 mod engine;
 mod pinned;
 pub mod plan;
+mod priority;
 mod realtime;
 mod ring;
 mod store;
@@ -29,5 +30,6 @@ pub use engine::Engine;
 pub use forebay_hal::{Direction, Method};
 pub use pinned::{HostBytes, HostBytesMut, Pinned, PinnedPart, PinnedPartMut};
 pub use plan::{Plan, Range};
-pub use realtime::{Budget, Protection, RealTime, Scheduling};
+pub use priority::Scheduling;
+pub use realtime::{Budget, Protection, RealTime};
 pub use stream::{InFlight, Stream};

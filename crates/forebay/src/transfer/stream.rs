@@ -428,6 +428,8 @@ impl Stream {
         };
         if let Some(way) = self.forced.or(quick) {
             let sample = self.forced.is_none() && self.count.is_multiple_of(SAMPLE);
+            // What does not go by the mapping leaves it to others while it waits.
+            let _mapping = mapping.filter(|_| way == Way::Direct(Method::Mapped));
             let begun = sample.then(Instant::now);
             // SAFETY: by the contract.
             let done = unsafe { self.go(&to, &[Piece { offset: 0, bytes: bytes as u64, way }]) };
@@ -536,6 +538,7 @@ impl Stream {
         let (way, cost) = plan::batch(&request, &merged, &self.known.curves);
         self.late += u64::from(self.deadline.is_some_and(|d| cost.tail.saturating_add(backlog) > d));
         let way = self.forced.unwrap_or(way);
+        let _mapping = mapping.filter(|_| way == Way::Direct(Method::Mapped));
         let made = merged.iter().try_for_each(|r| {
             let to = Target {
                 direction,
@@ -581,4 +584,52 @@ struct Target<'a> {
     device: &'a Buffer,
     offset: usize,
     host: *mut u8,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use forebay_hal::{Kind, discover};
+
+    use super::*;
+    use crate::stand_in;
+
+    /// A small copy by the mapping need not wait for a large one of another stream's, nor go behind it.
+    #[test]
+    fn what_does_not_go_by_the_mapping_leaves_it_to_others() {
+        if !stand_in::is_here() {
+            return stand_in::again("transfer::stream::tests::what_does_not_go_by_the_mapping_leaves_it_to_others");
+        }
+        let device = discover(&[Kind::Cuda]).0.remove(0);
+        let by_engine = Some(Way::Direct(Method::Engine));
+        let range = Range { host: 0, device: 0, bytes: 64 };
+        type Write = fn(&mut Stream, &Buffer, &[u8; 64], Range) -> Result<()>;
+        let writes: [Write; 2] = [|s, b, d, _| s.write(b, 0, &d[..]), |s, b, d, r| s.write_batch(b, &d[..], &[r])];
+        for write in writes {
+            let engine = Engine::with_curves(device.clone(), Curves::default());
+            let (memory, mut stream) = (engine.memory(64).unwrap(), engine.stream().unwrap());
+            stream.force(by_engine).unwrap();
+            // The device is busy until it is told.
+            let (tell, told) = channel::<()>();
+            stream.queue.host_fn(Box::new(move || _ = told.recv())).unwrap();
+            std::thread::scope(|s| {
+                let copy = s.spawn(|| write(&mut stream, &memory, &[7; 64], range));
+                let begun = Instant::now();
+                let is_free = || engine.try_mapping().is_some();
+                let mut seen = Vec::new();
+                // It looks at the mapping itself for a moment.
+                while seen.len() < 5 && begun.elapsed() < Duration::from_secs(5) {
+                    std::thread::sleep(Duration::from_millis(20));
+                    if is_free() {
+                        seen.push(begun.elapsed());
+                    }
+                }
+                let waits = !copy.is_finished();
+                tell.send(()).unwrap();
+                copy.join().unwrap().unwrap();
+                assert!(waits && seen.len() == 5, "while another one copies: {waits}, free at {seen:?}");
+            });
+        }
+    }
 }
