@@ -6,8 +6,8 @@ use forebay::{Datablock, Elem, Layout, Signals, Template};
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyMemoryView;
 
+use crate::view::with_bytes;
 use crate::{raise, word};
 
 /// A unit of data. Anything that takes a buffer can read it: memoryview(block), numpy.asarray(block).
@@ -16,17 +16,12 @@ pub struct Block {
     pub inner: Datablock,
 }
 
-/// The bytes of anything that has a buffer, copied once.
-fn bytes_of(data: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
-    PyMemoryView::from(data)?.call_method0("tobytes")?.extract()
-}
-
 /// A block of this template with the bytes of `data`, which may be a block already.
 pub fn block_of(template: Template, data: &Bound<'_, PyAny>) -> PyResult<Datablock> {
     if let Ok(b) = data.cast::<Block>() {
         return Ok(b.get().inner.clone());
     }
-    Datablock::from_bytes(template, &bytes_of(data)?).map_err(raise)
+    with_bytes(data, |bytes| Datablock::from_bytes(template, bytes))?.map_err(raise)
 }
 
 /// The element as Python's struct module writes it; none for records.
@@ -87,7 +82,7 @@ impl Block {
     fn new(template: &str, data: Option<&Bound<'_, PyAny>>, signals: Option<Vec<String>>) -> PyResult<Self> {
         let t: Template = word(template)?;
         let inner = match data {
-            Some(d) => Datablock::from_bytes(t, &bytes_of(d)?).map_err(raise)?,
+            Some(d) => with_bytes(d, |bytes| Datablock::from_bytes(t, bytes))?.map_err(raise)?,
             None => Datablock::zeroed(t).map_err(raise)?,
         };
         let marks = signals.unwrap_or_default();
@@ -196,11 +191,12 @@ impl Block {
 
 /// What a function returned for one output.
 pub fn copy_out(port: &str, data: &Bound<'_, PyAny>, to: &mut [u8]) -> PyResult<usize> {
-    let bytes = bytes_of(data)?;
-    let Some(room) = to.get_mut(..bytes.len()) else {
-        let why = format!("{} bytes were returned for port {port:?}, which holds {}", bytes.len(), to.len());
-        return Err(PyValueError::new_err(why));
-    };
-    room.copy_from_slice(&bytes);
-    Ok(bytes.len())
+    with_bytes(data, |bytes| {
+        let Some(room) = to.get_mut(..bytes.len()) else {
+            let why = format!("{} bytes were returned for port {port:?}, which holds {}", bytes.len(), to.len());
+            return Err(PyValueError::new_err(why));
+        };
+        room.copy_from_slice(bytes);
+        Ok(bytes.len())
+    })?
 }

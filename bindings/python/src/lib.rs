@@ -15,6 +15,7 @@ mod goal;
 mod graph;
 mod run;
 mod transfer;
+mod view;
 
 use pyo3::exceptions::{PyRuntimeError, PyTimeoutError, PyValueError};
 use pyo3::prelude::*;

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay::{Datablock, Drain, Feed, Kind, Mode, Template};
 use pyo3::exceptions::{PyKeyError, PyTypeError, PyValueError};
@@ -84,18 +84,38 @@ pub struct Running {
     drains: Vec<(String, Drain)>,
 }
 
-/// How long to wait: for ever, not at all, or so long.
-enum Wait {
-    Forever,
-    Never,
-    For(Duration),
+/// Whoever waits looks once in so long whether a signal has come, Ctrl-C for example: its handler runs when Python is asked, in
+/// the main thread.
+const SIGNALS: Duration = Duration::from_millis(50);
+
+/// How long somebody waits: for ever, or so long; and what a signal's handler has raised meanwhile.
+struct Patience {
+    until: Option<Instant>,
+    begun: bool,
+    raised: Option<PyErr>,
 }
 
-fn wait(seconds: Option<f64>) -> PyResult<Wait> {
-    match seconds {
-        None => Ok(Wait::Forever),
-        Some(0.0) => Ok(Wait::Never),
-        Some(s) => Duration::try_from_secs_f64(s).map(Wait::For).map_err(|e| PyValueError::new_err(e.to_string())),
+impl Patience {
+    fn of(seconds: Option<f64>) -> PyResult<Self> {
+        let limit = seconds.map(Duration::try_from_secs_f64).transpose();
+        let limit = limit.map_err(|e| PyValueError::new_err(e.to_string()))?;
+        let until = limit.and_then(|l| Instant::now().checked_add(l));
+        Ok(Patience { until, begun: false, raised: None })
+    }
+
+    /// How long now, without the interpreter's lock; none when the time is over or something was raised.
+    fn next(&mut self) -> Option<Duration> {
+        let first = !std::mem::replace(&mut self.begun, true);
+        if !first {
+            self.raised = Python::try_attach(|py| py.check_signals()).and_then(Result::err);
+        }
+        let left = self.until.map_or(SIGNALS, |u| u.saturating_duration_since(Instant::now()));
+        (first || (self.raised.is_none() && !left.is_zero())).then(|| left.min(SIGNALS))
+    }
+
+    /// What came of it, or what was raised.
+    fn outcome<T>(&mut self, came: Result<T, forebay::Error>) -> PyResult<T> {
+        self.raised.take().map_or_else(|| came.map_err(raise), Err)
     }
 }
 
@@ -125,26 +145,24 @@ impl Running {
     #[pyo3(signature = (data, feed = None, timeout = None))]
     fn push(&self, data: &Bound<'_, PyAny>, feed: Option<&str>, timeout: Option<f64>, py: Python<'_>) -> PyResult<()> {
         let (_, feed, template) = find(&self.feeds, feed, |f| &f.0, "feed")?;
-        let (block, run, wait) = (block_of(*template, data)?, self.get()?, wait(timeout)?);
-        py.detach(|| match wait {
-            Wait::Forever => run.push(*feed, block),
-            Wait::Never => run.try_push(*feed, block).map_err(|(_, e)| e),
-            Wait::For(t) => run.push_timeout(*feed, block, t),
-        })
-        .map_err(raise)
+        let (block, run, mut wait) = (block_of(*template, data)?, self.get()?, Patience::of(timeout)?);
+        let pushed = py.detach(|| match timeout {
+            Some(0.0) => run.try_push(*feed, block).map_err(|(_, e)| e),
+            _ => run.push_while(*feed, block, || wait.next()),
+        });
+        wait.outcome(pushed)
     }
 
     /// Pulls the next block from a drain; waits as push does.
     #[pyo3(signature = (drain = None, timeout = None))]
     fn pull(&self, drain: Option<&str>, timeout: Option<f64>, py: Python<'_>) -> PyResult<Block> {
         let (_, drain) = find(&self.drains, drain, |d| &d.0, "drain")?;
-        let (run, wait) = (self.get()?, wait(timeout)?);
-        let pulled = py.detach(|| match wait {
-            Wait::Forever => run.pull(*drain),
-            Wait::Never => run.try_pull(*drain),
-            Wait::For(t) => run.pull_timeout(*drain, t),
+        let (run, mut wait) = (self.get()?, Patience::of(timeout)?);
+        let pulled = py.detach(|| match timeout {
+            Some(0.0) => run.try_pull(*drain),
+            _ => run.pull_while(*drain, || wait.next()),
         });
-        Ok(Block { inner: pulled.map_err(raise)? })
+        Ok(Block { inner: wait.outcome(pulled)? })
     }
 
     /// Stops the graph: no task begins any more.
@@ -219,7 +237,12 @@ fn returned<'py>(made: Vec<Datablock>, py: Python<'py>) -> PyResult<Bound<'py, P
 }
 
 impl Accelerated {
-    fn send(&self, inputs: &Bound<'_, PyTuple>, py: Python<'_>) -> PyResult<forebay::place::Pending> {
+    fn send(
+        &self,
+        inputs: &Bound<'_, PyTuple>,
+        wait: &mut Patience,
+        py: Python<'_>,
+    ) -> PyResult<forebay::place::Pending> {
         if inputs.len() != self.inputs.len() {
             let why = format!("{} inputs instead of {}", inputs.len(), self.inputs.len());
             return Err(PyValueError::new_err(why));
@@ -227,7 +250,8 @@ impl Accelerated {
         let blocks = inputs.iter().zip(&self.inputs).map(|(d, t)| block_of(*t, &d));
         let blocks = blocks.collect::<PyResult<Vec<Datablock>>>()?;
         let task = self.task()?;
-        py.detach(|| task.spawn(&blocks)).map_err(raise)
+        let sent = py.detach(|| task.spawn_while(&blocks, || wait.next()));
+        wait.outcome(sent)
     }
 }
 
@@ -236,14 +260,21 @@ impl Accelerated {
     /// Calls it with blocks or anything with a buffer; a block, or a tuple of them.
     #[pyo3(signature = (*inputs))]
     fn __call__<'py>(&self, inputs: &Bound<'py, PyTuple>, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let call = self.send(inputs, py)?;
-        returned(py.detach(|| call.wait()).map_err(raise)?, py)
+        let mut wait = Patience::of(None)?;
+        let mut call = self.send(inputs, &mut wait, py)?;
+        // Without the interpreter's lock to the end: who lets go of a call may wait for others for a moment.
+        let came = py.detach(|| {
+            let came = call.wait_while(|| wait.next());
+            drop(call);
+            came
+        });
+        returned(wait.outcome(came)?, py)
     }
 
     /// The same without waiting for the outputs: `f.spawn(x).wait()` is `f(x)`.
     #[pyo3(signature = (*inputs))]
     fn spawn(&self, inputs: &Bound<'_, PyTuple>, py: Python<'_>) -> PyResult<Pending> {
-        Ok(Pending { inner: Mutex::new(Some(self.send(inputs, py)?)) })
+        Ok(Pending { inner: Mutex::new(Some(self.send(inputs, &mut Patience::of(None)?, py)?)) })
     }
 
     /// Pursues a goal from now on: `throughput` of what `tracker` counts in a second, `latency` (seconds for a call, as it
@@ -271,11 +302,18 @@ impl Accelerated {
 
 #[pymethods]
 impl Pending {
-    /// Waits for the outputs, which come once.
-    fn wait<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+    /// Waits for the outputs, which come once; for as long as it takes, or `timeout` seconds; then TimeoutError, and it can be
+    /// waited for again.
+    #[pyo3(signature = (timeout = None))]
+    fn wait<'py>(&self, timeout: Option<f64>, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let mut wait = Patience::of(timeout)?;
         let call = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let call = call.ok_or_else(|| PyValueError::new_err("this call's outputs were handed out before"))?;
-        returned(py.detach(|| call.wait()).map_err(raise)?, py)
+        let mut call = call.ok_or_else(|| PyValueError::new_err("this call's outputs were handed out before"))?;
+        let came = py.detach(|| call.wait_while(|| wait.next()));
+        if let Err(forebay::Error::WouldBlock { .. }) = came {
+            *self.inner.lock().unwrap_or_else(PoisonError::into_inner) = Some(call);
+        }
+        returned(wait.outcome(came)?, py)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Moving data by hand: engines, memory and streams (docs/transfer.md).
 
 use std::collections::BTreeMap;
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
+use crate::view::View;
 use crate::{raise, word};
 
 /// A wrong range is the caller's mistake, and not the device's.
@@ -213,32 +214,6 @@ impl Pinned {
             return Err(PyErr::fetch(slf.py()));
         }
         Ok(())
-    }
-}
-
-/// Somebody's buffer, held until this is dropped, with the interpreter's lock.
-struct View(Box<ffi::Py_buffer>);
-
-impl View {
-    fn of(data: &pyo3::Bound<'_, PyAny>, flags: c_int) -> PyResult<Self> {
-        let mut view = Box::new(ffi::Py_buffer::new());
-        // SAFETY: an object, and a view to be filled in that stays where it is.
-        match unsafe { ffi::PyObject_GetBuffer(data.as_ptr(), &raw mut *view, flags) } {
-            0 => Ok(View(view)),
-            _ => Err(PyErr::fetch(data.py())),
-        }
-    }
-
-    /// Where its bytes are, and how many.
-    fn bytes(&self) -> (usize, usize) {
-        (self.0.buf.cast::<c_void>().expose_provenance(), usize::try_from(self.0.len).unwrap_or(0))
-    }
-}
-
-impl Drop for View {
-    fn drop(&mut self) {
-        // SAFETY: filled in by `of`, released once; made and dropped within a call from Python, which has the lock.
-        unsafe { ffi::PyBuffer_Release(&raw mut *self.0) }
     }
 }
 

@@ -5,6 +5,7 @@ import concurrent.futures
 import gc
 import os
 import pathlib
+import signal
 import sys
 import threading
 import time
@@ -320,6 +321,76 @@ class Accelerated(unittest.TestCase):
             forebay.Runtime("cpu").accelerate(task(), lanes=2)
         with self.assertRaises(TypeError):
             forebay.Runtime("cpu").accelerate(lambda: "no task")
+
+    def test_who_waits_can_be_interrupted(self):
+        class Interrupted(Exception):
+            pass
+
+        def interrupt(*_):
+            raise Interrupted
+
+        gate = threading.Event()
+
+        def waits(x):
+            gate.wait()
+            return array("f", memoryview(x).tolist())
+
+        before = signal.signal(signal.SIGALRM, interrupt)
+        data = array("f", [3] * 8)
+
+        def interrupted(f):
+            begun = time.monotonic()
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with self.assertRaises(Interrupted):
+                f()
+            self.assertLess(time.monotonic() - begun, 10)
+
+        def pushes(run):
+            while True:
+                run.push(data)
+
+        try:
+            with started(task(f=waits), capacity=1) as run:
+                interrupted(run.pull)
+                interrupted(lambda: run.pull(timeout=600))
+                interrupted(lambda: pushes(run))
+                with self.assertRaises(TimeoutError):
+                    run.pull(timeout=0.12)
+                gate.set()
+                self.assertEqual(memoryview(run.pull())[0], 3)
+            gate.clear()
+            f = forebay.Runtime("cpu").accelerate(task(f=waits))
+            interrupted(lambda: f(data))
+            # One is at work, this is behind it, and there is room for no more.
+            call = f.spawn(data)
+            interrupted(lambda: f.spawn(data))
+            interrupted(call.wait)
+            with self.assertRaises(TimeoutError):
+                call.wait(timeout=0.01)
+            with self.assertRaisesRegex(ValueError, "seconds"):
+                call.wait(timeout=float("nan"))
+            gate.set()
+            # It can be waited for again, once.
+            self.assertEqual(memoryview(call.wait())[0], 3)
+            with self.assertRaisesRegex(ValueError, "handed out before"):
+                call.wait()
+        finally:
+            gate.set()
+            signal.signal(signal.SIGALRM, before)
+
+    @unittest.skipIf(numpy is None, "no NumPy")
+    def test_what_is_not_in_one_piece_is_taken_in_order(self):
+        a = numpy.arange(12, dtype=numpy.uint32).reshape(3, 4)
+        for data in [a, numpy.asfortranarray(a), a[::-1][::-1], numpy.repeat(a, 2, axis=1)[:, ::2]]:
+            self.assertEqual(forebay.Block("u32[4x3]", data).numpy().tolist(), a.tolist())
+        self.assertEqual(len(forebay.Block("u32<=9", numpy.empty(0, dtype=numpy.uint32))), 0)
+        with self.assertRaises(TypeError):
+            forebay.Block("u32[4x3]", [1, 2, 3])
+        # What a function returns, too.
+        t = forebay.Task("t", inputs={"x": "u32[4x3]"}, outputs={"y": "u32[3x4]"})
+        t.host(lambda x: x.numpy().T)
+        f = forebay.Runtime("cpu").accelerate(t)
+        self.assertEqual(f(a).numpy().tolist(), a.T.tolist())
 
     def test_calls_and_pulls_are_awaited_side_by_side(self):
         f = forebay.Runtime("cpu").accelerate(task())

@@ -16,8 +16,9 @@ use std::thread::JoinHandle;
 
 use super::pool::{Shared, Worker, with_current};
 
-/// Most spares of a pool: workers and spares that block at the same time, that is, one for the other.
-pub(super) const MAX_SPARES: usize = 64;
+/// Most spares of a pool: workers and spares that block at the same time, that is, one for the other. As many as sixteen tasks
+/// have, all of whose lanes wait.
+pub(super) const MAX_SPARES: usize = 256;
 
 #[derive(Default)]
 pub(super) struct Spares {
@@ -178,10 +179,12 @@ mod tests {
     }
 
     fn wait_until(what: &str, is: impl Fn() -> bool) {
-        let begun = Instant::now();
+        // Hundreds wait.
+        let (begun, mut nap) = (Instant::now(), Duration::from_micros(50));
         while !is() {
             assert!(begun.elapsed() < Duration::from_secs(30), "{what}");
-            std::thread::sleep(Duration::from_micros(50));
+            std::thread::sleep(nap);
+            nap = (2 * nap).min(Duration::from_millis(2));
         }
     }
 
@@ -220,11 +223,11 @@ mod tests {
     fn one_worker_does_jobs_that_wait_for_each_other() {
         for workers in [1, 2, 3] {
             let pool = Pool::new(workers);
-            for depth in [2, 3, 2, MAX_SPARES / 2, 5] {
+            for depth in [2, 3, 2, 32, 5] {
                 deep(&pool, depth);
             }
             // As many as were ever needed at a time.
-            assert!(deep(&pool, 2) < MAX_SPARES / 2);
+            assert!(deep(&pool, 2) < 32);
         }
     }
 

@@ -13,6 +13,7 @@ mod fixed;
 mod goal;
 #[cfg(test)]
 mod hostile;
+mod lane;
 mod load;
 mod model;
 mod stability;

@@ -1,21 +1,20 @@
 //! One task by itself: the program calls it like a function, and each call is done where the runtime's mode puts it; under
 //! [`Mode::Adaptive`](forebay_policy::Mode) where it is predicted to end first.
 
-use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Duration;
 
 use forebay_hal::cpu::on_worker;
 
-use super::circle::{self, At};
+use super::circle;
+use super::lane::Lane;
 use crate::block::Datablock;
 use crate::error::{Error, Result};
-use crate::graph::{Drain, Feed, Graph, Impl, PortKind, Task};
-use crate::run::{GraphState, Running, Runtime, TaskStats};
+use crate::graph::{Impl, PortKind, Task};
+use crate::run::{Runtime, TaskStats};
 use crate::template::{Elem, Template};
 
-/// Calls that may be in flight on one lane: more would make predictions stale before they are used.
-const IN_FLIGHT: usize = 2;
 /// Most lanes.
 pub const MAX_LANES: usize = 16;
 
@@ -35,30 +34,6 @@ struct Inner {
     inputs: Vec<Template>,
     lanes: Vec<Lane>,
     active: AtomicUsize,
-}
-
-struct Lane {
-    name: String,
-    run: Running,
-    feeds: Vec<Feed>,
-    drains: Vec<Drain>,
-    /// The task itself has no outputs.
-    silent: bool,
-    /// The thread that is at the task's function.
-    at: At,
-    /// Held by who waits for results.
-    state: Mutex<State>,
-    /// Calls whose results nobody wants. Lock rank: behind `state`.
-    dropped: Mutex<HashSet<u64>>,
-}
-
-#[derive(Default)]
-struct State {
-    /// Calls so far, and how many of them have come back.
-    sent: u64,
-    received: u64,
-    /// Results that nobody has fetched yet.
-    kept: HashMap<u64, Result<Vec<Datablock>>>,
 }
 
 /// A call under way. Dropping it lets the call go on and its results go.
@@ -83,93 +58,8 @@ pub struct Difference {
     pub at: usize,
 }
 
-impl Lane {
-    /// # Errors
-    /// [`Error::Circle`] where this would wait for the call that this thread is at.
-    fn lock(&self) -> Result<MutexGuard<'_, State>> {
-        Ok(match self.state.try_lock() {
-            Ok(state) => state,
-            Err(TryLockError::Poisoned(state)) => state.into_inner(),
-            Err(TryLockError::WouldBlock) => {
-                // Whoever has it waits for a call.
-                let _waits = self.waits()?;
-                let _blocks = (self.run.blocks())();
-                self.state.lock().unwrap_or_else(PoisonError::into_inner)
-            }
-        })
-    }
-
-    /// Before this thread waits for a call of this lane.
-    fn waits(&self) -> Result<Option<circle::Waits>> {
-        if !on_worker() {
-            return Ok(None);
-        }
-        circle::wait_for(&self.at).map(Some).ok_or_else(|| Error::Circle { task: self.name.clone() })
-    }
-
-    /// Takes in results until `n` calls have come back; waits for them.
-    fn receive(&self, state: &mut State, n: u64) -> Result<()> {
-        if state.received >= n {
-            return Ok(());
-        }
-        let _waits = self.waits()?;
-        while state.received < n {
-            let mut results: Result<Vec<Datablock>> = self.drains.iter().map(|d| self.run.pull(*d)).collect();
-            if let (true, Ok(all)) = (self.silent, &mut results) {
-                all.clear();
-            }
-            state.kept.insert(state.received, results);
-            state.received += 1;
-            self.forget(state);
-        }
-        Ok(())
-    }
-
-    /// Lets go of what nobody wants and has come back.
-    fn forget(&self, state: &mut State) {
-        let mut dropped = self.dropped.lock().unwrap_or_else(PoisonError::into_inner);
-        dropped.retain(|n| {
-            let comes = *n >= state.received;
-            if !comes {
-                state.kept.remove(n);
-            }
-            comes
-        });
-    }
-
-    /// After a call that failed: the next one is another's. Whoever else waits for this lane gets the failure, too.
-    #[cold]
-    fn begin_anew(&self, state: &mut State) -> Result<()> {
-        self.receive(state, state.sent)?;
-        // The caller may be a task, but none that this one waits for: its calls have all come back.
-        self.run.begin_anew()?;
-        self.run.run()
-    }
-}
-
-/// A task without outputs, with one that says when an invocation is done.
-fn with_an_end(mut task: Task) -> Task {
-    task.geometry = Some(task.geometry.unwrap_or_else(|| task.inferred_geometry()));
-    let mut name = "done".to_owned();
-    while task.inputs.iter().any(|p| p.name == name) {
-        name.push('~');
-    }
-    task.output(&name, Template::scalar::<u8>())
-}
-
-fn lane(rt: &Runtime, task: Task) -> Result<Lane> {
-    let silent = task.outputs.is_empty();
-    let task = if silent { with_an_end(task) } else { task };
-    let ins: Vec<String> =
-        task.inputs.iter().filter(|p| p.kind != PortKind::Initializer).map(|p| p.name.clone()).collect();
-    let outs: Vec<String> = task.outputs.iter().map(|p| p.name.clone()).collect();
-    let (name, at) = (task.name().to_owned(), At::default());
-    let mut graph = Graph::new(name.clone());
-    let id = graph.add(circle::watched(task, &at))?;
-    let feeds = ins.iter().map(|p| graph.feed((id, p), IN_FLIGHT)).collect::<Result<_>>()?;
-    let drains = outs.iter().map(|p| graph.drain((id, p), IN_FLIGHT)).collect::<Result<_>>()?;
-    let run = rt.start(graph)?;
-    Ok(Lane { name, run, feeds, drains, silent, at, state: Mutex::default(), dropped: Mutex::default() })
+fn forever() -> Option<Duration> {
+    Some(Duration::MAX)
 }
 
 impl Runtime {
@@ -202,7 +92,7 @@ impl Runtime {
                 why: "the lanes' tasks have different inputs; each must be the same".into(),
             });
         }
-        let lanes = tasks.into_iter().map(|t| lane(self, t)).collect::<Result<Vec<_>>>()?;
+        let lanes = tasks.into_iter().map(|t| Lane::new(self, t)).collect::<Result<Vec<_>>>()?;
         let active = AtomicUsize::new(lanes.len());
         Ok(Accelerated(Arc::new(Inner { name, inputs, lanes, active })))
     }
@@ -287,8 +177,7 @@ impl Inner {
     fn choose(&self) -> usize {
         let active = self.active.load(Ordering::Relaxed);
         let nested = on_worker();
-        let calls = |l: &Lane| l.state.try_lock().map_or(u64::MAX, |s| s.sent - s.received);
-        let rank = |i: &usize| (nested && circle::closes(&self.lanes[*i].at), calls(&self.lanes[*i]));
+        let rank = |i: &usize| (nested && circle::closes(&self.lanes[*i].at), self.lanes[*i].calls());
         (0..active).min_by_key(rank).unwrap_or(0)
     }
 }
@@ -310,6 +199,15 @@ impl Accelerated {
     /// # Errors
     /// As [`Accelerated::call`].
     pub fn spawn(&self, inputs: &[Datablock]) -> Result<Pending> {
+        self.spawn_while(inputs, forever)
+    }
+
+    /// As [`Accelerated::spawn`]; asks how long to wait, and again when that time is over, until there is room or the answer is
+    /// none: for programs that can be told to end.
+    ///
+    /// # Errors
+    /// As [`Accelerated::call`]; [`Error::WouldBlock`] when there was no room in time.
+    pub fn spawn_while(&self, inputs: &[Datablock], mut patience: impl FnMut() -> Option<Duration>) -> Result<Pending> {
         let inner = &self.0;
         let wanted = inner.inputs.len();
         if inputs.len() != wanted {
@@ -323,20 +221,9 @@ impl Accelerated {
                 return Err(Error::Block { block, want: want.to_string() });
             }
         }
-        let lane_number = inner.choose();
-        let lane = &inner.lanes[lane_number];
-        let mut state = lane.lock()?;
-        let room = (state.sent + 1).saturating_sub(IN_FLIGHT as u64);
-        lane.receive(&mut state, room)?;
-        if lane.run.state() == GraphState::Failed {
-            lane.begin_anew(&mut state)?;
-        }
-        for (feed, block) in lane.feeds.iter().zip(inputs) {
-            lane.run.push(*feed, block.clone())?;
-        }
-        let number = state.sent;
-        state.sent += 1;
-        Ok(Pending { of: inner.clone(), lane: lane_number, number, fetched: false })
+        let lane = inner.choose();
+        let number = inner.lanes[lane].send(inputs, &mut patience)?;
+        Ok(Pending { of: inner.clone(), lane, number, fetched: false })
     }
 
     /// How many calls at most are done side by side, from 1 to the lanes that there are.
@@ -366,24 +253,24 @@ impl Pending {
     /// # Errors
     /// As [`Accelerated::call`].
     pub fn wait(mut self) -> Result<Vec<Datablock>> {
-        let lane = &self.of.lanes[self.lane];
-        let mut state = lane.lock()?;
-        lane.receive(&mut state, self.number + 1)?;
+        self.wait_while(forever)
+    }
+
+    /// Waits for the outputs; asks how long to wait, as [`Accelerated::spawn_while`] does. They are there once.
+    ///
+    /// # Errors
+    /// As [`Accelerated::call`]; [`Error::WouldBlock`] when they did not come in time, after which it can be called again.
+    pub fn wait_while(&mut self, mut patience: impl FnMut() -> Option<Duration>) -> Result<Vec<Datablock>> {
+        let results = self.of.lanes[self.lane].results(self.number, &mut patience)?;
         self.fetched = true;
-        let missing = || Err(Error::NoSuch { what: "result", graph: self.of.name.clone() });
-        state.kept.remove(&self.number).unwrap_or_else(missing)
+        results
     }
 }
 
 impl Drop for Pending {
     fn drop(&mut self) {
         if !self.fetched {
-            let lane = &self.of.lanes[self.lane];
-            lane.dropped.lock().unwrap_or_else(PoisonError::into_inner).insert(self.number);
-            // Whoever has the lock waits for results, and looks when there is one.
-            if let Ok(mut state) = lane.state.try_lock() {
-                lane.forget(&mut state);
-            }
+            self.of.lanes[self.lane].let_go(self.number);
         }
     }
 }

@@ -217,10 +217,21 @@ impl Running {
         None
     }
 
-    fn push_until(&self, feed: Feed, block: Datablock, until: Option<Instant>, begun: Option<Instant>) -> Result<()> {
-        let (c, host) = self.channel(feed.0, true)?;
-        self.fits(c, feed.0, &block)?;
-        let mut block = Some(block);
+    /// Waits for room until then, and pushes the block: none when there was none. A `patient` caller's thread may issue commands.
+    fn push_until(
+        &self,
+        feed: Feed,
+        block: &mut Option<Datablock>,
+        until: Option<Instant>,
+        patient: bool,
+    ) -> Option<Result<()>> {
+        let (c, host) = match self.channel(feed.0, true) {
+            Ok(found) => found,
+            Err(e) => return Some(Err(e)),
+        };
+        if let Some(Err(e)) = block.as_ref().map(|b| self.fits(c, feed.0, b)) {
+            return Some(Err(e));
+        }
         if !c.ahead.load(Ordering::Relaxed) {
             let whole = Instant::now().checked_add(GRACE);
             let grace = until.map_or(whole, |u| whole.map(|g| g.min(u)));
@@ -237,13 +248,14 @@ impl Running {
             self.spare(),
             self.blocks(),
             || c.ring.len() < c.ring.capacity(),
-            |s| self.attempt_push(c, s.closed, &mut block, &mut woken),
+            |s| self.attempt_push(c, s.closed, block, &mut woken),
         );
-        self.stand_in_line(woken, until.is_none());
-        done.unwrap_or_else(|| {
-            let waited = begun.map_or(Duration::ZERO, |b| b.elapsed());
-            Err(Error::WouldBlock { what: "no room at", port: self.port_of(feed.0), waited })
-        })
+        self.stand_in_line(woken, patient);
+        done
+    }
+
+    fn no_room(&self, feed: Feed, begun: Instant) -> Error {
+        Error::WouldBlock { what: "no room at", port: self.port_of(feed.0), waited: begun.elapsed() }
     }
 
     /// Pushes a datablock; waits while the channel is full. If a task on an idle device has all its inputs then, its commands
@@ -252,7 +264,8 @@ impl Running {
     /// # Errors
     /// A block that does not fit, a graph that is not running, or the error that ended it.
     pub fn push(&self, feed: Feed, block: Datablock) -> Result<()> {
-        self.push_until(feed, block, None, None)
+        let pushed = self.push_until(feed, &mut Some(block), None, true);
+        pushed.unwrap_or_else(|| Err(self.no_room(feed, Instant::now())))
     }
 
     /// Pushes a datablock; waits at most `timeout`.
@@ -260,8 +273,29 @@ impl Running {
     /// # Errors
     /// As [`Running::push`]; [`Error::WouldBlock`] when there was no room in time (the block is dropped).
     pub fn push_timeout(&self, feed: Feed, block: Datablock, timeout: Duration) -> Result<()> {
-        let now = Instant::now();
-        self.push_until(feed, block, now.checked_add(timeout), Some(now))
+        let begun = Instant::now();
+        let pushed = self.push_until(feed, &mut Some(block), begun.checked_add(timeout), false);
+        pushed.unwrap_or_else(|| Err(self.no_room(feed, begun)))
+    }
+
+    /// Pushes a datablock as [`Running::push`] does, and asks how long to wait, and again when that time is over, until there is
+    /// room or the answer is none: for programs that can be told to end.
+    ///
+    /// # Errors
+    /// As [`Running::push`]; [`Error::WouldBlock`] when there was no room in time (the block is dropped).
+    pub fn push_while(
+        &self,
+        feed: Feed,
+        block: Datablock,
+        mut patience: impl FnMut() -> Option<Duration>,
+    ) -> Result<()> {
+        let (begun, mut block) = (Instant::now(), Some(block));
+        while let Some(time) = patience() {
+            if let Some(pushed) = self.push_until(feed, &mut block, Instant::now().checked_add(time), true) {
+                return pushed;
+            }
+        }
+        Err(self.no_room(feed, begun))
     }
 
     /// Pushes a datablock if there is room now.
@@ -312,14 +346,25 @@ impl Running {
         })
     }
 
+    /// Waits for a datablock until then: none when none came.
+    pub(crate) fn pull_until(&self, drain: Drain, until: Option<Instant>) -> Option<Result<Datablock>> {
+        let (c, host) = match self.channel(drain.0, false) {
+            Ok(found) => found,
+            Err(e) => return Some(Err(e)),
+        };
+        host.wait(until, self.spare(), self.blocks(), || !c.ring.is_empty(), |s| self.attempt_pull(c, s.closed))
+    }
+
+    fn nothing(&self, drain: Drain, begun: Instant) -> Error {
+        Error::WouldBlock { what: "nothing at", port: self.port_of(drain.0), waited: begun.elapsed() }
+    }
+
     /// Pulls a datablock; waits while the channel is empty.
     ///
     /// # Errors
     /// A graph that is not running (once the channel is empty), or the error that ended it.
     pub fn pull(&self, drain: Drain) -> Result<Datablock> {
-        let (c, host) = self.channel(drain.0, false)?;
-        host.wait(None, self.spare(), self.blocks(), || !c.ring.is_empty(), |s| self.attempt_pull(c, s.closed))
-            .unwrap_or_else(|| Err(Error::NoSuch { what: "drain", graph: self.core.name.clone() }))
+        self.pull_until(drain, None).unwrap_or_else(|| Err(self.nothing(drain, Instant::now())))
     }
 
     /// Pulls a datablock; waits at most `timeout`.
@@ -327,18 +372,22 @@ impl Running {
     /// # Errors
     /// As [`Running::pull`]; [`Error::WouldBlock`] when nothing came in time.
     pub fn pull_timeout(&self, drain: Drain, timeout: Duration) -> Result<Datablock> {
-        let (c, host) = self.channel(drain.0, false)?;
         let begun = Instant::now();
-        host.wait(
-            begun.checked_add(timeout),
-            self.spare(),
-            self.blocks(),
-            || !c.ring.is_empty(),
-            |s| self.attempt_pull(c, s.closed),
-        )
-        .unwrap_or_else(|| {
-            Err(Error::WouldBlock { what: "nothing at", port: self.port_of(drain.0), waited: begun.elapsed() })
-        })
+        self.pull_until(drain, begun.checked_add(timeout)).unwrap_or_else(|| Err(self.nothing(drain, begun)))
+    }
+
+    /// Pulls a datablock as [`Running::pull`] does, and asks how long to wait as [`Running::push_while`] does.
+    ///
+    /// # Errors
+    /// As [`Running::pull`]; [`Error::WouldBlock`] when nothing came in time.
+    pub fn pull_while(&self, drain: Drain, mut patience: impl FnMut() -> Option<Duration>) -> Result<Datablock> {
+        let begun = Instant::now();
+        while let Some(time) = patience() {
+            if let Some(pulled) = self.pull_until(drain, Instant::now().checked_add(time)) {
+                return pulled;
+            }
+        }
+        Err(self.nothing(drain, begun))
     }
 
     /// Pulls a datablock if one is there now.

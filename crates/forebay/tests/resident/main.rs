@@ -4,6 +4,7 @@
 mod counted;
 mod cuda_only;
 mod on_a_gpu;
+mod random;
 #[path = "../../../forebay-hal/tests/stand_in/mod.rs"]
 mod stand_in;
 mod together;
@@ -656,7 +657,8 @@ fn the_device_code_compiles_for_gpus() {
 }
 
 /// What holds of a grid on the CPU holds of one whose rings are in device memory, and of one that has none of that.
-const EVERYWHERE: [&str; 22] = [
+const EVERYWHERE: [&str; 23] = [
+    "random::random_programs_are_done_once_and_answer_their_own_tickets",
     "a_host_that_dies_takes_its_grid_with_it",
     "draining_a_grid_whose_task_never_ends_says_which_one_and_can_be_gone_on_with",
     "what_is_free_is_found_behind_many_that_take_long",

@@ -102,7 +102,11 @@ TASK(gather) {
   const u64 last[2] = {arg(t, 0), arg(t, 1)};
   const u32 end = fb_node(c, (u32)arg(t, 1), FN_diamond_end, 0, 1, last, sizeof last);
   const u64 part[2] = {arg(t, 0), end};
-  if (end == FB_NONE || !fb_spawn(c, FN_gathered, 0, arg(t, 1), part, sizeof part)) fb_fail(c->grid, c->root, FB_FIRST_OWN);
+  if (end == FB_NONE) { fb_fail(c->grid, c->root, FB_FIRST_OWN); return; }
+  if (!fb_spawn(c, FN_gathered, 0, arg(t, 1), part, sizeof part)) {
+    count(arg(t, 0), arg(t, 1));
+    fb_release_many(c, end, (u32)arg(t, 1));
+  }
 }
 TASK(gathered) {
   if (fb_lane() != 0) return;

@@ -1,0 +1,190 @@
+//! Waits that end when whoever waits is told to: nothing is lost by them, and whoever waits beside goes on.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use forebay::place::{Accelerated, Models};
+use forebay::{Datablock, Error, Graph, Runtime, Task, Template};
+
+fn word() -> Template {
+    Template::scalar::<u64>()
+}
+
+fn runtime() -> Runtime {
+    Runtime::builder().cpu_only().workers(2).models(Arc::new(Models::off())).build().unwrap()
+}
+
+fn block(v: u64) -> Datablock {
+    Datablock::scalar(v).unwrap()
+}
+
+fn value(b: &Datablock) -> u64 {
+    b.as_slice::<u64>().unwrap()[0]
+}
+
+/// Says so many times to wait a little longer.
+fn times(n: u64) -> impl FnMut() -> Option<Duration> {
+    let mut left = n;
+    move || {
+        left = left.checked_sub(1)?;
+        Some(Duration::from_millis(10))
+    }
+}
+
+fn would_block<T: std::fmt::Debug>(r: Result<T, Error>) -> (String, Duration) {
+    match r {
+        Err(Error::WouldBlock { port, waited, .. }) => (port, waited),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_push_and_a_pull_ask_how_long_to_wait() {
+    let (open, gate) = channel::<()>();
+    let gate = Mutex::new(gate);
+    let mut g = Graph::new("gated");
+    let t = Task::new("t").input("x", word()).output("y", word()).host(move |inv| {
+        let _ = gate.lock().unwrap().recv();
+        inv.output::<u64>("y")?[0] = inv.value::<u64>("x")?;
+        Ok(())
+    });
+    let t = g.add(t).unwrap();
+    let (feed, drain) = (g.feed((t, "x"), 1).unwrap(), g.drain((t, "y"), 1).unwrap());
+    let run = runtime().start(g).unwrap();
+    // Without asking twice, where there is room, or something.
+    let mut asked = 0;
+    let mut once = || {
+        asked += 1;
+        Some(Duration::from_secs(60))
+    };
+    run.push_while(feed, block(1), &mut once).unwrap();
+    let (port, waited) = would_block(run.pull_while(drain, times(3)));
+    assert!(port.contains("t.y") && waited >= Duration::from_millis(30), "{port} {waited:?}");
+    // The task has one, one is in the channel, and some are there ahead.
+    let mut sent = 1;
+    let waited = loop {
+        match run.push_while(feed, block(sent + 1), times(3)) {
+            Ok(()) => sent += 1,
+            other => break would_block(other).1,
+        }
+        assert!(sent < 10);
+    };
+    assert!(waited >= Duration::from_millis(30));
+    would_block(run.push_while(feed, block(99), || None));
+    // Whoever is patient has it as soon as it is there, and everything in order.
+    drop(open);
+    for i in 1..=sent {
+        assert_eq!(value(&run.pull_while(drain, &mut once).unwrap()), i);
+    }
+    would_block(run.pull_while(drain, times(1)));
+    assert_eq!(asked, 1 + sent);
+    run.stop().unwrap();
+    assert!(matches!(run.pull_while(drain, times(100)), Err(Error::NotRunning { .. })));
+}
+
+/// A task with two outputs, the second of which comes when it is told to.
+fn two_outputs(lanes: usize) -> (Accelerated, Sender<()>) {
+    let (tell, told) = channel::<()>();
+    let told = Arc::new(Mutex::new(told));
+    let task = move || {
+        let told = told.clone();
+        Task::new("two").input("x", word()).output("a", word()).output("b", word()).host(move |inv| {
+            let x = inv.value::<u64>("x")?;
+            inv.output::<u64>("a")?[0] = x;
+            inv.output::<u64>("b")?[0] = x + 1;
+            let _ = told.lock().unwrap().recv();
+            if x == 13 { Err("as told".into()) } else { Ok(()) }
+        })
+    };
+    (runtime().accelerate(lanes, task).unwrap(), tell)
+}
+
+#[test]
+fn a_call_that_was_given_up_waiting_for_can_be_waited_for_again() {
+    let ((two, tell), begun) = (two_outputs(1), Instant::now());
+    let mut first = two.spawn(&[block(1)]).unwrap();
+    let (task, waited) = would_block(first.wait_while(times(3)));
+    assert!(task == "two" && waited >= Duration::from_millis(30), "{task} {waited:?}");
+    // One at work, one behind it: there is no room for a third.
+    let mut second = two.spawn(&[block(2)]).unwrap();
+    would_block(two.spawn_while(&[block(3)], times(2)).map(drop));
+    would_block(second.wait_while(|| None));
+    std::thread::scope(|s| {
+        // Somebody waits who has all patience, and another one beside.
+        let patient = s.spawn(|| second.wait_while(|| Some(Duration::MAX)).unwrap());
+        std::thread::sleep(Duration::from_millis(20));
+        would_block(first.wait_while(times(2)));
+        tell.send(()).unwrap();
+        let found = first.wait_while(|| Some(Duration::from_secs(20))).unwrap();
+        assert_eq!(found.iter().map(value).collect::<Vec<_>>(), [1, 2]);
+        tell.send(()).unwrap();
+        assert_eq!(patient.join().unwrap().iter().map(value).collect::<Vec<_>>(), [2, 3]);
+    });
+    assert!(begun.elapsed() < Duration::from_secs(10), "nobody was told");
+    // What is there is there once.
+    assert!(matches!(first.wait_while(times(1)), Err(Error::NoSuch { .. })));
+    drop(tell);
+    // After a failure, too.
+    let failed = two.spawn(&[block(13)]).unwrap();
+    assert!(matches!(failed.wait(), Err(Error::Failed { .. })));
+    assert_eq!(value(&two.call(&[block(5)]).unwrap()[1]), 6);
+}
+
+/// Threads that give up again and again, on lanes that fail now and then: each call's results are its own.
+#[test]
+fn who_gives_up_and_comes_back_has_the_results_of_its_own_call() {
+    let calls = Arc::new(AtomicU64::new(0));
+    let counted = calls.clone();
+    let task = move || {
+        let counted = counted.clone();
+        Task::new("t").input("x", word()).output("a", word()).output("b", word()).host(move |inv| {
+            let x = inv.value::<u64>("x")?;
+            inv.output::<u64>("a")?[0] = x;
+            inv.output::<u64>("b")?[0] = x + 1;
+            counted.fetch_add(1, Ordering::Relaxed);
+            std::thread::sleep(Duration::from_micros(x % 7 * 100));
+            if x % 31 == 0 { Err("as told".into()) } else { Ok(()) }
+        })
+    };
+    let t = runtime().accelerate(2, task).unwrap();
+    let begun = Instant::now();
+    std::thread::scope(|s| {
+        for n in 0..4u64 {
+            let t = &t;
+            s.spawn(move || {
+                let mut asked = n;
+                let mut soon = move || {
+                    asked += 1;
+                    (asked % 3 != 0).then_some(Duration::from_micros(asked % 5 * 40))
+                };
+                for i in 0..300 {
+                    let x = n * 1000 + i + 1;
+                    let mut call = loop {
+                        match t.spawn_while(&[block(x)], &mut soon) {
+                            Err(Error::WouldBlock { .. }) => assert!(begun.elapsed() < Duration::from_secs(60)),
+                            other => break other.unwrap(),
+                        }
+                    };
+                    if i % 11 == 0 {
+                        continue;
+                    }
+                    let came = loop {
+                        match call.wait_while(&mut soon) {
+                            Err(Error::WouldBlock { .. }) => assert!(begun.elapsed() < Duration::from_secs(60)),
+                            other => break other,
+                        }
+                    };
+                    match came {
+                        Ok(found) => assert_eq!([value(&found[0]), value(&found[1])], [x, x + 1]),
+                        // Its own, or that of another call on its lane.
+                        Err(e) => assert!(matches!(e, Error::Failed { .. }), "{e}"),
+                    }
+                }
+            });
+        }
+    });
+    assert!(calls.load(Ordering::Relaxed) > 300);
+    assert_eq!(value(&t.call(&[block(1)]).or_else(|_| t.call(&[block(1)])).unwrap()[1]), 2);
+}
