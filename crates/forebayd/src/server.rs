@@ -190,6 +190,19 @@ fn allow_files() {
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
 }
 
+/// Takes away a socket that somebody has left; what is none stays, and is an error.
+fn make_way(path: &Path) -> Result<(), Error> {
+    use std::os::unix::fs::FileTypeExt as _;
+    match std::fs::symlink_metadata(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Ok(is) if !is.file_type().is_socket() => {
+            let why = std::io::Error::new(std::io::ErrorKind::AlreadyExists, "it is there, and no socket");
+            Err(io(format!("serve at {}", path.display()))(why))
+        }
+        _ => std::fs::remove_file(path).map_err(io(format!("take away {}", path.display()))),
+    }
+}
+
 /// A listening socket at `path`, which everybody may connect to.
 fn listen_at(path: &Path) -> Result<(OwnedFd, OwnedFd), Error> {
     let show = path.display();
@@ -210,7 +223,7 @@ fn listen_at(path: &Path) -> Result<(OwnedFd, OwnedFd), Error> {
         Err(Errno::WOULDBLOCK) => return Err(Error::Running(path.to_owned())),
         other => other.map_err(io(format!("lock {show}")))?,
     }
-    let _ = std::fs::remove_file(path);
+    make_way(path)?;
     let s = socket::new(SocketFlags::NONBLOCK).map_err(io("make a socket"))?;
     let address = SocketAddrUnix::new(path).map_err(io(format!("the path {show}")))?;
     bind(&s, &address).map_err(io(format!("bind {show}")))?;
@@ -277,7 +290,7 @@ impl Server {
         server.add_listener(token)?;
         if let Some(path) = server.options.metrics.clone() {
             let failed = || format!("serve figures at {}", path.display());
-            let _ = std::fs::remove_file(&path);
+            make_way(&path)?;
             let listener = UnixListener::bind(&path).map_err(io(failed()))?;
             listener.set_nonblocking(true).map_err(io(failed()))?;
             let token = server.token(Waits::Metrics);
@@ -696,7 +709,9 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.options.metrics.iter().for_each(|p| drop(std::fs::remove_file(p)));
+        if let (Some(_ours), Some(path)) = (&self.metrics, &self.options.metrics) {
+            let _ = std::fs::remove_file(path);
+        }
         // A socket that was handed over is not ours to remove.
         if self.lock.is_some() {
             let _ = std::fs::remove_file(&self.options.socket);

@@ -57,6 +57,21 @@ fn one_service_at_a_socket_and_what_a_dead_one_left_is_no_obstacle() {
 }
 
 #[test]
+fn what_is_no_socket_is_not_taken_away() {
+    let dir = scratch("no-way");
+    let file = dir.join("notes");
+    std::fs::write(&file, "mine").unwrap();
+    for (socket, figures) in [("notes", "figures"), ("socket", "notes")] {
+        let mut c = Command::new(env!("CARGO_BIN_EXE_forebayd"));
+        let out = c.arg("--socket").arg(dir.join(socket)).arg("--metrics").arg(dir.join(figures)).output().unwrap();
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert!(!out.status.success() && said.contains("notes") && said.contains("no socket"), "{said}");
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "mine");
+    }
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+#[test]
 fn a_damaged_state_file_is_no_obstacle_and_a_good_one_is_believed_of_the_same_process_only() {
     let mut s = Service::start(&[]);
     let mut sleeper = Command::new("/bin/sleep").arg("100").spawn().unwrap();

@@ -200,25 +200,6 @@ fn draw_programs(folder: &Path, t: &mut Timeline) -> Result<(usize, u64), String
     Ok((n, dropped))
 }
 
-/// A folder of ours alone, gone when dropped.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new() -> Result<Self, String> {
-        use std::os::unix::fs::DirBuilderExt as _;
-        let path = std::env::temp_dir().join(format!("forebay-trace-{}", std::process::id()));
-        // One that is there already is somebody else's.
-        std::fs::DirBuilder::new().mode(0o700).create(&path).map_err(|e| format!("{}: {e}", path.display()))?;
-        Ok(Folder(path))
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 /// Opens the logs of all GPUs; what stands against it is said.
 fn open_gpus(o: &Options) -> Vec<Gpu> {
     let rm: Arc<dyn Rm> = match &o.fake_rm {
@@ -255,11 +236,13 @@ pub fn run(o: &Options) -> Result<(), String> {
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
         signal_hook::flag::register(signal, stop.clone()).map_err(|e| format!("signal {signal}: {e}"))?;
     }
-    let folder = Folder::new()?;
+    // Nobody else's, and gone when dropped.
+    let folder = tempfile::Builder::new().prefix("forebay-trace-").tempdir();
+    let folder = folder.map_err(|e| format!("a folder for recordings: {e}"))?;
     let mut child = match program {
         Some((name, arguments)) => {
             let mut c = std::process::Command::new(name);
-            c.args(arguments).env(TRACE_VARIABLE, &folder.0);
+            c.args(arguments).env(TRACE_VARIABLE, folder.path());
             Some(c.spawn().map_err(|e| format!("{}: {e}", name.to_string_lossy()))?)
         }
         None => None,
@@ -288,7 +271,7 @@ pub fn run(o: &Options) -> Result<(), String> {
     let here = o.fake_rm.is_some() || forebayd::system::has_the_machines_numbers();
     gpus.iter().for_each(|g| g.draw(&mut t, here));
     service.draw(&mut t);
-    let (recordings, mut dropped) = draw_programs(&folder.0, &mut t)?;
+    let (recordings, mut dropped) = draw_programs(folder.path(), &mut t)?;
     std::fs::write(&o.file, t.encode()).map_err(|e| format!("{}: {e}", o.file.display()))?;
     let switches: usize = gpus.iter().map(|g| g.done.len()).sum();
     dropped += gpus.iter().map(|g| g.lost).sum::<u64>();

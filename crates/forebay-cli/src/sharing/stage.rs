@@ -3,7 +3,6 @@
 use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,6 +11,7 @@ use forebay_proto::client::{Connection, Session};
 use forebay_proto::wire::{Class, Request};
 use forebayd::service::World as _;
 use forebayd::system::System;
+use tempfile::TempDir;
 
 use super::progress::{Progress, Rest};
 
@@ -24,7 +24,8 @@ const FAREWELL: Duration = Duration::from_secs(3);
 /// A service of its own, or none.
 pub struct Stage {
     service: Option<Child>,
-    dir: PathBuf,
+    /// Goes last.
+    dir: TempDir,
 }
 
 /// A program on the stage.
@@ -136,12 +137,11 @@ impl Stage {
 
     /// A stage whose service, if there is one, has these further arguments.
     pub fn with(served: bool, arguments: &[&str]) -> Result<Self, String> {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("forebay-stage-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let dir = std::env::temp_dir().join(name);
+        // Nobody else's, and of a name that nobody can guess: root's service writes there.
+        let dir =
+            tempfile::Builder::new().prefix("forebay-stage-").tempdir().map_err(io("a folder for the service"))?;
         let mut stage = Stage { service: None, dir };
         if served {
-            std::fs::create_dir_all(&stage.dir).map_err(io("a folder for the service"))?;
             let mut c = Command::new(this()?);
             // Whatever becomes of this process, nobody is to be divided by a service that nobody knows of.
             c.arg("service")
@@ -169,7 +169,7 @@ impl Stage {
     }
 
     fn socket(&self) -> PathBuf {
-        self.dir.join("socket")
+        self.dir.path().join("socket")
     }
 
     fn connect(&self) -> Result<Connection, String> {
@@ -308,7 +308,6 @@ impl Drop for Stage {
             let _ = s.kill();
             let _ = s.wait();
         }
-        let _ = std::fs::remove_dir_all(&self.dir);
     }
 }
 

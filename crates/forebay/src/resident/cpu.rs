@@ -4,7 +4,6 @@
 use std::io::Write as _;
 use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd as _;
-use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -212,14 +211,9 @@ pub(super) fn build(text: &str) -> Result<Code> {
         return Ok(code);
     }
     // A folder of our own, made anew: what others can write is not loaded, and nothing of theirs written to.
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let name = format!("forebay-resident-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-    let dir = std::env::temp_dir().join(name);
-    let made = std::fs::DirBuilder::new().mode(0o700).create(&dir);
-    made.map_err(|e| Error::Start(format!("{}: {e}; remove it, or set TMPDIR", dir.display())))?;
-    let built = compile(&compiler, &dir.join("tasks.so"), text);
-    let _ = std::fs::remove_dir_all(&dir);
-    let binary = built?;
+    let dir = tempfile::Builder::new().prefix("forebay-resident-").tempdir();
+    let dir = dir.map_err(|e| Error::Start(format!("a folder to compile in: {e}; TMPDIR says where")))?;
+    let binary = compile(&compiler, &dir.path().join("tasks.so"), text)?;
     let code = load(&binary)?;
     cache.put(&key, &binary);
     Ok(code)

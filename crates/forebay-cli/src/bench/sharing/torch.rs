@@ -1,9 +1,10 @@
 //! Two unmodified PyTorch programs on one GPU: inference every few milliseconds beside training that takes everything. By turns
 //! as the driver gives them, sliced by the service, under plain MPS, and as a co-run group of the service.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
+use tempfile::TempDir;
 
 use super::Row;
 use super::gpu::stage;
@@ -15,7 +16,7 @@ const MEASURED: Duration = Duration::from_secs(15);
 
 /// An MPS daemon of this benchmark's own, as its manual has one started.
 struct Mps {
-    dir: PathBuf,
+    dir: TempDir,
 }
 
 impl Mps {
@@ -26,11 +27,10 @@ impl Mps {
     }
 
     fn start() -> Result<Self, String> {
-        let dir = std::env::temp_dir().join(format!("forebay-mps-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).map_err(|e| e.to_string())?;
+        let dir = tempfile::Builder::new().prefix("forebay-mps-").tempdir().map_err(|e| e.to_string())?;
         let mps = Mps { dir };
         let started =
-            Self::control(&mps.dir).arg("-d").status().map_err(|e| format!("nvidia-cuda-mps-control: {e}"))?;
+            Self::control(mps.dir.path()).arg("-d").status().map_err(|e| format!("nvidia-cuda-mps-control: {e}"))?;
         if started.success() { Ok(mps) } else { Err(format!("nvidia-cuda-mps-control -d: {started}")) }
     }
 }
@@ -38,11 +38,10 @@ impl Mps {
 impl Drop for Mps {
     fn drop(&mut self) {
         use std::io::Write as _;
-        if let Ok(mut c) = Self::control(&self.dir).stdin(Stdio::piped()).stdout(Stdio::null()).spawn() {
+        if let Ok(mut c) = Self::control(self.dir.path()).stdin(Stdio::piped()).stdout(Stdio::null()).spawn() {
             let _ = c.stdin.take().map(|mut i| i.write_all(b"quit\n"));
             let _ = c.wait();
         }
-        let _ = std::fs::remove_dir_all(&self.dir);
     }
 }
 
@@ -106,7 +105,7 @@ pub fn run_all(rows: &mut Vec<Row>) -> Result<(), String> {
             return Ok(());
         }
     };
-    let dir = mps.dir.display().to_string();
+    let dir = mps.dir.path().display().to_string();
     let variables = [("CUDA_MPS_PIPE_DIRECTORY", dir.as_str())];
     let plain = run(&nobody, Way { variables: &variables, ..Way::default() })?;
     drop(mps);
