@@ -29,7 +29,7 @@ pub(crate) fn raise(e: forebay::Error) -> PyErr {
     match e {
         Error::WouldBlock { .. } => PyTimeoutError::new_err(text),
         Error::NotRunning { .. } => Closed::new_err(text),
-        Error::Failed { .. } | Error::Device(_) => PyRuntimeError::new_err(text),
+        Error::Failed { .. } | Error::Device(_) | Error::Forked { .. } => PyRuntimeError::new_err(text),
         _ => PyValueError::new_err(text),
     }
 }

@@ -378,6 +378,28 @@ class Accelerated(unittest.TestCase):
             gate.set()
             signal.signal(signal.SIGALRM, before)
 
+    def test_a_forked_child_makes_a_runtime_of_its_own(self):
+        f = forebay.Runtime("cpu").accelerate(task())
+        data = array("f", [4] * 8)
+        with started(task()) as run:
+            pid = os.fork()
+            if pid == 0:
+                code = 1
+                try:
+                    for parents in (lambda: f(data), lambda: run.push(data), lambda: run.pull()):
+                        with self.assertRaisesRegex(RuntimeError, "forked from"):
+                            parents()
+                    own = forebay.Runtime("cpu").accelerate(task())
+                    code = 0 if memoryview(own(data))[0] == 8 else 2
+                    del f, own
+                    gc.collect()
+                finally:
+                    os._exit(code)
+            self.assertEqual(os.waitpid(pid, 0), (pid, 0))
+            run.push(data)
+            self.assertEqual(memoryview(run.pull())[0], 8)
+        self.assertEqual(memoryview(f(data))[0], 8)
+
     @unittest.skipIf(numpy is None, "no NumPy")
     def test_what_is_not_in_one_piece_is_taken_in_order(self):
         a = numpy.arange(12, dtype=numpy.uint32).reshape(3, 4)

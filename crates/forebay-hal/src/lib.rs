@@ -19,6 +19,7 @@ pub mod conformance;
 pub mod cpu;
 pub mod cuda;
 mod error;
+pub mod fork;
 mod kernel;
 mod memory;
 pub mod opencl;

@@ -214,6 +214,8 @@ pub struct Session {
     found: AtomicU64,
     wake: OwnedFd,
     stop: AtomicBool,
+    /// Whose presence it is.
+    process: u32,
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
 }
 
@@ -260,6 +262,7 @@ impl Session {
             found: AtomicU64::new(1),
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io("eventfd"))?,
             stop: AtomicBool::new(false),
+            process: std::process::id(),
             thread: Mutex::new(None),
         });
         let watched = Arc::downgrade(&session);
@@ -405,6 +408,11 @@ fn watch(session: &Weak<Session>) {
 
 impl Drop for Session {
     fn drop(&mut self) {
+        if self.process != std::process::id() {
+            // In one that was forked the thread is not there: neither to be woken (the other one's would be) nor joined.
+            std::mem::forget(self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+            return;
+        }
         self.stop.store(true, Ordering::Release);
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();

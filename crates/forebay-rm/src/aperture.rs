@@ -111,6 +111,9 @@ impl Drop for Aperture {
     fn drop(&mut self) {
         // Nothing can be done about a failure; RM frees what is left with the client.
         self.window = None;
+        if !self.client.is_ours() {
+            return;
+        }
         let client = self.client.handle();
         if let Some(linear) = self.linear {
             let (device, memory) = (self.client.device(), self.memory);

@@ -27,6 +27,8 @@ pub struct Client {
     named: AtomicU32,
     /// What the driver said when the GPU was not there any more.
     lost: OnceLock<String>,
+    /// Who made it.
+    process: u32,
 }
 
 impl Client {
@@ -52,7 +54,8 @@ impl Client {
         let handle = alloc(&*file, "allocate client", [0; 3], CLASS_CLIENT, &mut nothing)?;
         // From here on dropping the client frees what it has.
         let (named, lost) = (AtomicU32::new(0), OnceLock::new());
-        let mut client = Client { rm, file, handle, device: 0, subdevice: 0, card, several, named, lost };
+        let process = std::process::id();
+        let mut client = Client { rm, file, handle, device: 0, subdevice: 0, card, several, named, lost, process };
         let mut id = IdInfo { gpu: client.card.gpu, ..IdInfo::default() };
         control(&*client.file, "get id info", handle, handle, CMD_ID_INFO, &mut id)?;
         let mut params = DeviceAlloc { device: id.device, client_share: handle, ..DeviceAlloc::default() };
@@ -207,8 +210,18 @@ impl Client {
     }
 }
 
+impl Client {
+    /// Whether it is this process's. One that was forked has the file, too, and must free nothing of what the other one made.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.process == std::process::id()
+    }
+}
+
 impl Drop for Client {
     fn drop(&mut self) {
+        if !self.is_ours() {
+            return;
+        }
         // Freeing a client frees its objects; nothing can be done about a failure, and closing the file does the same.
         let mut call = Free { root: self.handle, parent: 0, old: self.handle, status: 0 };
         let _ = self.file.free(&mut call);

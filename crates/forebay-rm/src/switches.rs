@@ -81,6 +81,9 @@ impl Drop for SystemMemory {
     fn drop(&mut self) {
         // As for an aperture: the processor's mapping, RM's mapping, the memory.
         self.window = None;
+        if !self.client.is_ours() {
+            return;
+        }
         let (client, device, memory) = (self.client.handle(), self.client.device(), self.memory);
         if let Some(linear) = self.linear {
             let mut call = UnmapMemory { client, device, memory, linear, ..UnmapMemory::default() };
@@ -202,6 +205,9 @@ impl SwitchLog {
 
 impl Drop for SwitchLog {
     fn drop(&mut self) {
+        if !self.client.is_ours() {
+            return;
+        }
         let root = self.client.handle();
         let mut off = EnableEvents { enable: 0, flags: KEEP_OLDEST, ..EnableEvents::default() };
         let _ = self.control("disable events", self.buffer, CMD_ENABLE_EVENTS, &mut off);

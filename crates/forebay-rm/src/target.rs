@@ -361,7 +361,7 @@ impl Suspension {
 
 impl Drop for Suspension {
     fn drop(&mut self) {
-        if !self.channels.is_empty() {
+        if !self.channels.is_empty() && self.own.is_ours() {
             // Nobody is left to hear of a failure; the process may have gone.
             let _ = self.own.schedule(&self.channels, true);
         }
@@ -400,7 +400,7 @@ impl Slices {
 
 impl Drop for Slices {
     fn drop(&mut self) {
-        if !self.groups.is_empty() {
+        if !self.groups.is_empty() && self.own.is_ours() {
             let _ = set_slices(&self.own, self.pid, &self.groups, |g| g.slice_us);
         }
     }

@@ -100,3 +100,28 @@ fn mappings_come_and_go_in_any_order_and_from_several_threads() {
     }
     assert_eq!((rm.mappings(), rm.memories(), rm.wrong_order()), (0, 0, 0));
 }
+
+/// A process that was forked has the same file: what it would free there is the first one's.
+#[test]
+fn a_forked_process_gives_nothing_back_that_is_not_its_own() {
+    let rm = FakeRm::default();
+    let client = client(&rm);
+    let a = Aperture::map(&client, allocation().as_fd(), SIZE).unwrap();
+    let has = || (rm.clients(), rm.mappings(), rm.memories());
+    let before = has();
+    // SAFETY: the child drops what is dropped here, looks, and ends without anybody's destructors.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        // (The fake's file is closed with the client, and frees all; the kernel's would be closed once the first process has.)
+        drop(a);
+        let same = has() == before;
+        // SAFETY: a plain call.
+        unsafe { libc::_exit(i32::from(!same)) };
+    }
+    let mut status = 0;
+    // SAFETY: our child; the status is valid for the call.
+    assert_eq!((unsafe { libc::waitpid(pid, &mut status, 0) }, status), (pid, 0));
+    drop(a);
+    drop(client);
+    assert_eq!((has(), rm.wrong_order()), ((0, 0, 0), 0));
+}

@@ -168,6 +168,15 @@ pub enum Error {
         /// The task that was called.
         task: String,
     },
+    /// It belongs to the process that this one was forked from.
+    #[error(
+        "{what} was made by the process that this one was forked from, and works there only; make another one here \
+         (in Python: multiprocessing's \"spawn\", or a Runtime of the child's own)"
+    )]
+    Forked {
+        /// What it is.
+        what: String,
+    },
     /// A push found the channel full, or a pull found it empty, and did not want to wait (longer).
     #[error("{what} {port} after {waited:?}")]
     WouldBlock {

@@ -7,12 +7,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use super::pool::{Job, Pool, Worker};
+use crate::fork::Home;
 
 /// Some threads of a pool that do only what they are given. Dropping it ends them once they have done what they were given.
 pub struct Helpers {
     jobs: Option<Sender<Job>>,
     state: Arc<State>,
     threads: Vec<JoinHandle<()>>,
+    home: Home,
 }
 
 #[derive(Default)]
@@ -34,7 +36,7 @@ impl Helpers {
             let main = move || work(&Worker::one_of(shared, i, state), &todo);
             std::thread::Builder::new().name(format!("{name}-{i}")).spawn(main).ok()
         };
-        Helpers { threads: (0..n).map_while(start).collect(), jobs: Some(jobs), state }
+        Helpers { threads: (0..n).map_while(start).collect(), jobs: Some(jobs), state, home: Home::here() }
     }
 
     /// Gives a job to one of the threads. Without any it comes back, and where one of them blocks and the others have a job each: it
@@ -59,6 +61,12 @@ impl Helpers {
 
 impl Drop for Helpers {
     fn drop(&mut self) {
+        if !self.home.is_here() {
+            // They are not there; what they were given the channel keeps.
+            self.threads.drain(..).for_each(std::mem::forget);
+            std::mem::forget(self.jobs.take());
+            return;
+        }
         self.jobs = None;
         let me = std::thread::current().id();
         // The last owner may go away inside a job; a thread cannot join itself.

@@ -13,14 +13,15 @@
 //! job block for once.
 
 use std::cell::{Cell, UnsafeCell};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering, fence};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use super::fair::{Fair, Turn};
 use super::parfor::{Loop, Loops};
 use super::sleep::{Look, Sleep};
 use super::spare::{MAX_SPARES, Spares};
+use crate::fork::Home;
 
 /// Jobs in a worker's own queue before they overflow into the shared one.
 const LOCAL_QUEUE: usize = 256;
@@ -84,6 +85,7 @@ pub type IdleHook = Box<dyn Fn(usize) -> bool + Send>;
 pub struct Pool {
     pub(super) shared: Arc<Shared>,
     handles: Vec<JoinHandle<()>>,
+    home: Home,
 }
 
 /// The worker that runs a job: where a job submits further jobs without any lock.
@@ -142,7 +144,7 @@ pub fn on_worker() -> bool {
 impl Pool {
     /// A pool of `workers` threads (at least 1, at most 256).
     pub fn new(workers: usize) -> Arc<Pool> {
-        let workers = workers.clamp(1, MAX_WORKERS);
+        let (workers, home) = (workers.clamp(1, MAX_WORKERS), Home::here());
         let queues: Vec<_> = (0..workers).map(|_| st3::fifo::Worker::new(LOCAL_QUEUE)).collect();
         let shared = Arc::new(Shared {
             overflow: Mutex::new(Fair::new(LOCAL_QUEUE)),
@@ -177,13 +179,26 @@ impl Pool {
                 }
             }
         }
-        Arc::new(Pool { shared, handles })
+        Arc::new(Pool { shared, handles, home })
     }
 
-    /// The process's pool: one worker per CPU that this process may use.
+    /// The process's pool: one worker per CPU that this process may use. A process that was forked has another one.
     pub fn global() -> &'static Arc<Pool> {
-        static GLOBAL: OnceLock<Arc<Pool>> = OnceLock::new();
-        GLOBAL.get_or_init(|| Pool::new(std::thread::available_parallelism().map_or(1, |n| n.get())))
+        // No lock: whoever was about to make it when the process was forked would keep it for ever.
+        static GLOBAL: AtomicPtr<Arc<Pool>> = AtomicPtr::new(std::ptr::null_mut());
+        loop {
+            let held = GLOBAL.load(Ordering::Acquire);
+            // SAFETY: null, or what was made below and is never freed.
+            if let Some(pool) = unsafe { held.as_ref() }.filter(|p| p.home.is_here()) {
+                return pool;
+            }
+            let made = Box::new(Pool::new(std::thread::available_parallelism().map_or(1, |n| n.get())));
+            let made = Box::into_raw(made);
+            if GLOBAL.compare_exchange(held, made, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+                // SAFETY: somebody else was first, and nobody has this one.
+                drop(unsafe { Box::from_raw(made) });
+            }
+        }
     }
 
     /// Calls `hook` whenever a worker has run out of work, before it looks for other workers' and sleeps. It should
@@ -197,9 +212,9 @@ impl Pool {
         self.shared.sleep_hooks.lock().unwrap_or_else(PoisonError::into_inner).push(hook);
     }
 
-    /// Whether any worker thread could be started; without one no job ever runs.
+    /// Whether any worker thread could be started, and is in this process; without one no job ever runs.
     pub fn is_alive(&self) -> bool {
-        !self.handles.is_empty()
+        !self.handles.is_empty() && self.home.is_here()
     }
 
     /// Number of workers.
@@ -287,6 +302,12 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
+        if !self.home.is_here() {
+            // Neither to be joined nor to be let go of: they are not there.
+            self.handles.drain(..).for_each(std::mem::forget);
+            std::mem::forget(self.shared.clone());
+            return;
+        }
         self.shared.stop.store(true, Ordering::SeqCst);
         self.shared.sleep.wake_all();
         let me = std::thread::current().id();

@@ -34,6 +34,7 @@ use window::Windows;
 pub use window::use_rm;
 
 use crate::cache::{Cache, Loaded};
+use crate::fork::{self, Home};
 use crate::kernel::KernelImpl;
 use crate::{
     Buffer, Device, DeviceInfo, DriverError, Error, Found, Kernel, Kind, Memory, Method, Occupied, PciAddress, Queue,
@@ -46,6 +47,9 @@ use crate::{
 /// # Errors
 /// [`Error::NoLibrary`] or [`Error::NoSymbol`] without a usable driver, [`Error::NoDevice`] without a GPU.
 pub(crate) fn look() -> Result<Found> {
+    if !is_home() {
+        return Err(Error::NoDevice { kind: Kind::Cuda, why: fork::UNUSABLE.into() });
+    }
     let d = sys::driver()?;
     let none =
         |call: &'static str, code| Error::NoDevice { kind: Kind::Cuda, why: format!("{call}: {}", d.error_name(code)) };
@@ -54,6 +58,7 @@ pub(crate) fn look() -> Result<Found> {
     if code != SUCCESS {
         return Err(none("cuInit", code));
     }
+    HOME.get_or_init(Home::here);
     let mut n = 0;
     // SAFETY: `n` is valid.
     let code = unsafe { (d.cuDeviceGetCount)(&mut n) };
@@ -61,6 +66,14 @@ pub(crate) fn look() -> Result<Found> {
         return Err(none("cuDeviceGetCount", code));
     }
     Ok(crate::opened((0..n).map(|i| Ok(Arc::new(CudaDevice::open(d, i)?) as Arc<dyn Device>))))
+}
+
+/// Where the driver was used first.
+static HOME: OnceLock<Home> = OnceLock::new();
+
+/// Whether the driver may be asked for anything.
+fn is_home() -> bool {
+    HOME.get().is_none_or(|home| home.is_here())
 }
 
 /// A device's primary context, which all handles of the device share.
@@ -150,6 +163,9 @@ impl Context {
 
     /// That the device is not known to be lost; for what needs no call of the driver.
     fn alive(&self) -> Result<()> {
+        if !is_home() {
+            return Err(Error::Lost { device: self.name.clone(), why: fork::WHY.into() });
+        }
         match self.primary.lost.get() {
             Some(why) => Err(Error::Lost { device: self.name.clone(), why: why.clone() }),
             None => Ok(()),
@@ -175,6 +191,10 @@ impl Context {
 
     /// Frees something, once no kernel stays: the driver would wait for it.
     fn free(&self, what: impl FnOnce(&'static Driver) + Send + 'static) {
+        if !is_home() {
+            // With what it would give back.
+            return std::mem::forget(what);
+        }
         let mut stay = self.stay();
         if stay.kernels > 0 {
             stay.after.push(Box::new(what));
@@ -210,7 +230,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        if self.handle().is_some() {
+        if is_home() && self.handle().is_some() {
             // SAFETY: retained once in `open`.
             unsafe { (self.driver.cuDevicePrimaryCtxRelease)(self.device) };
         }

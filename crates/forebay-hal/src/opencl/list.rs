@@ -10,6 +10,7 @@ use cl3::types::{cl_device_id, cl_platform_id};
 use cl3::{device, error_codes, platform};
 
 use super::ClDevice;
+use crate::fork::{self, Home};
 use crate::{Device, Error, Found, Kind, PciAddress, Result};
 
 const LIBRARY: &str = "libOpenCL.so / libOpenCL.so.1";
@@ -33,6 +34,9 @@ unsafe impl Send for Listed {}
 /// # Errors
 /// [`Error::NoLibrary`] without an OpenCL loader, [`Error::NoDevice`] without a platform or device.
 pub(crate) fn look(places: &[PciAddress]) -> Result<Found> {
+    if !super::is_home() {
+        return Err(Error::NoDevice { kind: Kind::OpenCl, why: fork::UNUSABLE.into() });
+    }
     static ALL: OnceLock<Result<Mutex<Vec<Listed>>>> = OnceLock::new();
     let all = ALL.get_or_init(|| list().map(Mutex::new)).as_ref().map_err(Clone::clone)?;
     // For as long as it takes: see above.
@@ -63,6 +67,7 @@ fn list() -> Result<Vec<Listed>> {
             none(&format!("no platform: {} (Debian: pocl-opencl-icd runs on any CPU)", error_codes::error_text(code)))
         }
     })?;
+    super::HOME.get_or_init(Home::here);
     let ids = |p: &cl_platform_id| device::get_device_ids(*p, device::CL_DEVICE_TYPE_ALL).unwrap_or_default();
     let listed = |id| Listed { id, pci: place(id), opened: None };
     let all: Vec<_> = platforms.iter().flat_map(ids).map(listed).collect();

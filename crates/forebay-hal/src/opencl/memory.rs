@@ -147,6 +147,9 @@ impl Memory for ClMemory {
 
 impl Drop for ClMemory {
     fn drop(&mut self) {
+        if !super::is_home() {
+            return;
+        }
         // SAFETY: created by this module, released once. Commands that use it have ended: queues keep it until then.
         let _ = unsafe { memory::release_mem_object(self.id) };
         self.bytes.free(&self.context);

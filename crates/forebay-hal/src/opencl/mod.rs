@@ -11,12 +11,13 @@ use std::any::Any;
 use std::ffi::CString;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use cl3::types::{cl_command_queue, cl_context, cl_device_id, cl_int, cl_kernel, cl_platform_id, cl_program};
 use cl3::{command_queue as cq, context, device, error_codes, kernel, platform, program};
 
 use crate::cache::{Cache, Loaded};
+use crate::fork::{self, Home};
 use crate::kernel::KernelImpl;
 use crate::{Buffer, Device, DeviceInfo, DriverError, Error, Kernel, Kind, Method, Queue, Result, Source, portable};
 
@@ -40,6 +41,14 @@ fn check<T>(call: &'static str, device: &str, r: std::result::Result<T, cl_int>)
     })
 }
 
+/// Where OpenCL was used first: its drivers have threads.
+static HOME: OnceLock<Home> = OnceLock::new();
+
+/// Whether drivers may be asked for anything.
+fn is_home() -> bool {
+    HOME.get().is_none_or(|home| home.is_here())
+}
+
 struct Context {
     id: cl_context,
     device: cl_device_id,
@@ -59,12 +68,23 @@ unsafe impl Sync for Context {}
 
 impl Drop for Context {
     fn drop(&mut self) {
+        if !is_home() {
+            return;
+        }
         // SAFETY: created in `open`, released once.
         let _ = unsafe { context::release_context(self.id) };
         if self.is_part {
             // SAFETY: made in `split`, released once.
             let _ = unsafe { device::release_device(self.device) };
         }
+    }
+}
+
+impl Context {
+    /// That its driver serves this process.
+    fn is_ours(&self) -> Result<()> {
+        let lost = || Error::Lost { device: self.name.clone(), why: fork::WHY.into() };
+        if is_home() { Ok(()) } else { Err(lost()) }
     }
 }
 
@@ -198,6 +218,9 @@ unsafe impl Sync for Program {}
 
 impl Drop for Program {
     fn drop(&mut self) {
+        if !is_home() {
+            return;
+        }
         // SAFETY: created by this crate, released once.
         let _ = unsafe { program::release_program(self.id) };
     }
@@ -224,6 +247,9 @@ unsafe impl Send for KernelId {}
 
 impl Drop for ClKernel {
     fn drop(&mut self) {
+        if !is_home() {
+            return;
+        }
         let id = self.id.get_mut().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: created in `compile`, released once.
         let _ = unsafe { kernel::release_kernel(id.0) };

@@ -43,6 +43,9 @@ unsafe impl Sync for Event {}
 
 impl Drop for Event {
     fn drop(&mut self) {
+        if !super::is_home() {
+            return;
+        }
         // SAFETY: owned by this handle.
         let _ = unsafe { event::release_event(self.id) };
     }

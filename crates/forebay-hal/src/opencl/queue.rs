@@ -48,6 +48,7 @@ impl ClQueue {
     }
 
     fn alive(&self) -> Result<()> {
+        self.context.is_ours()?;
         match self.lost.get() {
             Some(why) => Err(Error::Lost { device: self.context.name.clone(), why: why.clone() }),
             None => Ok(()),
@@ -234,6 +235,7 @@ struct Pending {
 
 impl Completion for Pending {
     fn wait(&self) -> Result<()> {
+        self.context.is_ours()?;
         let list: Vec<cl_event> = self.events.iter().map(|e| e.id).collect();
         event::wait_for_events(&list).map_err(|code| failed(&self.lost, &self.context, code))
     }
@@ -465,6 +467,7 @@ impl Queue for ClQueue {
         if fence.0 <= self.order.reached() {
             return Ok(true);
         }
+        self.context.is_ours()?;
         let reached = self.is_reached(fence.0)?;
         if reached {
             self.retire(fence.0);
@@ -488,6 +491,9 @@ impl Queue for ClQueue {
 
 impl Drop for ClQueue {
     fn drop(&mut self) {
+        if !super::is_home() {
+            return;
+        }
         // Host memory named in commands must not go before they have ended.
         let _ = cq::finish(self.id.0);
         self.fences.clear();

@@ -90,6 +90,9 @@ impl Lane {
 
     /// Calls under way.
     pub(super) fn calls(&self) -> u64 {
+        if self.run.is_here().is_err() {
+            return 0;
+        }
         let state = self.lock();
         state.sent - state.received
     }
@@ -203,6 +206,7 @@ impl Lane {
 
     /// Sends a call, which has this number then.
     pub(super) fn send(&self, inputs: &[Datablock], patience: Patience<'_>) -> Result<u64> {
+        self.run.is_here()?;
         let begun = Instant::now();
         let mut state = self.lock();
         loop {
@@ -236,6 +240,7 @@ impl Lane {
 
     /// The results of a call, once; waits for them.
     pub(super) fn results(&self, number: u64, patience: Patience<'_>) -> Result<Result<Vec<Datablock>>> {
+        self.run.is_here()?;
         let mut state = self.receive(self.lock(), number + 1, patience)?;
         let missing = || Err(Error::NoSuch { what: "result", graph: self.name.clone() });
         Ok(state.kept.remove(&number).unwrap_or_else(missing))
@@ -243,6 +248,9 @@ impl Lane {
 
     /// Nobody wants the results of a call any more.
     pub(super) fn let_go(&self, number: u64) {
+        if self.run.is_here().is_err() {
+            return;
+        }
         self.dropped.lock().unwrap_or_else(PoisonError::into_inner).insert(number);
         self.forget(&mut self.lock());
     }

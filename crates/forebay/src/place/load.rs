@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+use forebay_hal::fork::Home;
 use forebay_proto::client::Account;
 
 use super::cores::Cores;
@@ -43,11 +44,12 @@ fn runnable() -> Option<u64> {
 
 impl Load {
     pub(crate) fn of_process() -> Arc<Load> {
-        static LOAD: Mutex<Weak<Load>> = Mutex::new(Weak::new());
+        static LOAD: Mutex<Option<(Home, Weak<Load>)>> = Mutex::new(None);
         let mut held = LOAD.lock().unwrap_or_else(PoisonError::into_inner);
-        held.upgrade().unwrap_or_else(|| {
+        let known = held.as_ref().filter(|(home, _)| home.is_here()).and_then(|(_, load)| load.upgrade());
+        known.unwrap_or_else(|| {
             let load = Arc::new(Load::default());
-            *held = Arc::downgrade(&load);
+            *held = Some((Home::here(), Arc::downgrade(&load)));
             load
         })
     }

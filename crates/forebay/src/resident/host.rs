@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use forebay_hal::cpu::streaming;
+use forebay_hal::fork::{self, Home};
 
 use super::call::{Call, Completion};
 use super::heap::HeapUse;
@@ -96,6 +97,8 @@ pub(super) struct Shared {
     pub(super) stopped: AtomicU32,
     /// Number of functions there are.
     pub(super) known: AtomicU32,
+    /// Where its blocks are the threads, or the device's that this process drives.
+    home: Home,
 }
 
 // SAFETY: the addresses in `host` are the site's, which lives as long; who writes what there is the protocol's
@@ -207,6 +210,9 @@ impl Shared {
 
     /// The error of a grid that ended out of order, if it has.
     fn lost(&self) -> Option<Error> {
+        if !self.home.is_here() {
+            return Some(Error::Lost { why: fork::WHY.into(), running: Vec::new() });
+        }
         let why = self.site.fault()?;
         let mut running = Vec::new();
         for block in 0..self.seen.lock().unwrap_or_else(PoisonError::into_inner).len() {
@@ -319,6 +325,7 @@ impl Grid {
             together: Mutex::default(),
             seen: Mutex::new(vec![(0, Instant::now()); blocks]),
             stopped: AtomicU32::new(0),
+            home: Home::here(),
         });
         let blocks = Some(shared.site.run(shared.clone())?);
         Ok(Grid { shared, blocks, watch: Watch::default() })
@@ -368,6 +375,10 @@ impl Grid {
     /// Puts a call into its ring.
     fn enter(&self, call: &Call) -> Result<Ticket> {
         let s = &self.shared;
+        if let (false, Some(lost)) = (s.home.is_here(), s.lost()) {
+            // Its rings may be the device's, and the other process's as well.
+            return Err(lost);
+        }
         let ring = usize::from(!call.urgent);
         let mut p = s.producer(ring);
         if s.stopped.load(Ordering::Acquire) != 0 {
@@ -529,6 +540,9 @@ impl Grid {
     }
 
     fn end(&mut self, word_: u32, within: Option<Duration>) -> Result<()> {
+        if let (false, Some(lost)) = (self.shared.home.is_here(), self.shared.lost()) {
+            return Err(lost);
+        }
         let Some(blocks) = &self.blocks else { return Err(Error::Stopped) };
         self.tell(word_);
         let begun = Instant::now();
@@ -549,6 +563,9 @@ impl Grid {
 
 impl Drop for Grid {
     fn drop(&mut self) {
+        if !self.shared.home.is_here() {
+            return std::mem::forget((self.blocks.take(), self.shared.clone()));
+        }
         self.tell(layout::STOP_NOW);
         let begun = Instant::now();
         while begun.elapsed() < LEAVE && self.blocks.as_ref().is_some_and(|b| !b.have_ended()) {

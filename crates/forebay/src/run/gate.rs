@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use forebay_hal::cpu::{Pool, UNKNOWN_NS};
+use forebay_hal::fork::Home;
 use forebay_policy::begin;
 use forebay_proto::client::{Account, Session};
 
@@ -110,9 +111,9 @@ impl Gate {
 
     /// The presence of this process; none without a service.
     pub(crate) fn of_process(workers: usize) -> Option<Arc<Gate>> {
-        static GATE: Mutex<Weak<Gate>> = Mutex::new(Weak::new());
+        static GATE: Mutex<Option<(Home, Weak<Gate>)>> = Mutex::new(None);
         let mut held = GATE.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(g) = held.upgrade() {
+        if let Some(g) = held.as_ref().filter(|(home, _)| home.is_here()).and_then(|(_, g)| g.upgrade()) {
             return Some(g);
         }
         let name = std::env::args_os().next().unwrap_or_default();
@@ -133,7 +134,7 @@ impl Gate {
             width: Width::default(),
             others_work: AtomicBool::new(false),
         });
-        *held = Arc::downgrade(&gate);
+        *held = Some((Home::here(), Arc::downgrade(&gate)));
         Some(gate)
     }
 

@@ -103,6 +103,7 @@ impl Running {
     /// # Errors
     /// [`Error::NotRunning`] after teardown.
     pub fn stop(&self) -> Result<()> {
+        self.is_here()?;
         self.core.halt(!on_worker(), |_| {})
     }
 
@@ -112,6 +113,7 @@ impl Running {
     /// The failure of a failed graph, [`Error::NotRunning`] after teardown; [`Error::InsideTask`] from a task, while the graph is
     /// being stopped or reset by somebody else, who may wait for that task.
     pub fn run(&self) -> Result<()> {
+        self.is_here()?;
         let (core, life) = (&self.core, &self.core.life);
         {
             let mut now = life.now();
@@ -159,6 +161,7 @@ impl Running {
     /// # Errors
     /// As [`Running::stop`].
     pub(crate) fn begin_anew(&self) -> Result<()> {
+        self.is_here()?;
         let _blocks = self.core.runtime.waits_here();
         self.core.halt(true, |core| {
             let _alone = core.life.emptying.lock().unwrap_or_else(PoisonError::into_inner);
@@ -184,6 +187,10 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
+        if self.is_here().is_err() {
+            // What runs in the other process ends there.
+            return std::mem::forget(self.core.clone());
+        }
         // Nobody else has a reference, so nobody is about to stop it or to set it going.
         self.core.let_no_more_start();
         let end = |core: &Core| {

@@ -91,7 +91,17 @@ impl Running {
         Running { core }
     }
 
+    /// # Errors
+    /// [`Error::Forked`].
+    pub(crate) fn is_here(&self) -> Result<()> {
+        match self.core.runtime.is_here() {
+            true => Ok(()),
+            false => Err(Error::Forked { what: format!("graph {:?}", self.core.name) }),
+        }
+    }
+
     fn channel(&self, id: u32, feed: bool) -> Result<(&Chan, &super::host::HostEnd)> {
+        self.is_here()?;
         let c = self.core.channels.get(id as usize);
         let c = c.filter(|c| matches!((c.from, c.to, feed), (EndRef::Host, _, true) | (_, EndRef::Host, false)));
         c.and_then(|c| Some((c, c.host.as_deref()?)))

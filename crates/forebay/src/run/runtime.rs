@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use forebay_hal::cpu::{CpuDevice, Helpers, Pool as Workers};
+use forebay_hal::fork::Home;
 use forebay_hal::{Device, Kind, Recorded};
 use forebay_policy::{DeviceSet, MAX_PLACED, Mode};
 use forebay_proto::client::Account;
@@ -50,9 +51,16 @@ pub(crate) struct RuntimeInner {
     pub(crate) recordings: Option<PathBuf>,
     models: Arc<Models>,
     load: Arc<Load>,
+    home: Home,
 }
 
 impl RuntimeInner {
+    /// Whether it works in this process.
+    #[inline]
+    pub(crate) fn is_here(&self) -> bool {
+        self.home.is_here()
+    }
+
     /// Nanoseconds since the runtime started.
     pub(crate) fn now_ns(&self) -> u64 {
         self.epoch.elapsed().as_nanos() as u64
@@ -84,6 +92,15 @@ impl RuntimeInner {
 /// Where graphs run. Cheap to clone; graphs keep what they need of it.
 #[derive(Clone)]
 pub struct Runtime(Arc<RuntimeInner>);
+
+impl Drop for Runtime {
+    fn drop(&mut self) {
+        if !self.0.is_here() {
+            // Its devices and threads are the other process's to give back.
+            std::mem::forget(self.0.clone());
+        }
+    }
+}
 
 /// Settings of a [`Runtime`].
 #[derive(Default)]
@@ -237,6 +254,7 @@ impl RuntimeBuilder {
                 USERS.get_or_init(|| Arc::new(Models::user())).clone()
             }),
             load: Load::of_process(),
+            home: Home::here(),
         });
         // Only the devices: a hook that kept the runtime alive for a moment could become its last owner.
         let asynchronous: Vec<_> = inner.devices.iter().filter(|d| !d.is_host()).map(Arc::downgrade).collect();
@@ -359,6 +377,9 @@ impl Runtime {
     }
 
     fn start_with(&self, graph: Graph, trace: bool) -> Result<Running> {
+        if !self.0.is_here() {
+            return Err(Error::Forked { what: "this runtime".into() });
+        }
         graph.check()?;
         let rt = &self.0;
         let trace = trace || rt.recordings.is_some();

@@ -9,9 +9,13 @@
 //! 4. What the thread was changed to by somebody else meanwhile stays.
 //! 5. Threads that it makes do not inherit this. The system may allow to promote and not to take that mark back: then the
 //!    mark stays with the thread, and nothing else.
-//! 6. A thread that ends says so first: its number may be another one's then.
+//! 6. A thread that ends says so first: its number may be another one's then. In a process that was forked it has another one,
+//!    and its streams change nothing.
 
+use std::cell::RefCell;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use forebay_hal::fork::Home;
 
 /// Priority under SCHED_FIFO: above ordinary real-time work that has the default of 1, far below the kernel's own
 /// threads (50 and above), on which interrupts depend.
@@ -121,6 +125,7 @@ struct Thread {
     /// Before the first of them.
     before: As,
     promoted: Scheduling,
+    home: Home,
 }
 
 impl Thread {
@@ -128,7 +133,8 @@ impl Thread {
         // SAFETY: plain call.
         let tid = unsafe { libc::gettid() };
         let before = As::now(tid);
-        Arc::new(Mutex::new(Thread { tid, ended, streams: 0, over: 0, before, promoted: before.scheduling() }))
+        let (promoted, home) = (before.scheduling(), Home::here());
+        Arc::new(Mutex::new(Thread { tid, ended, streams: 0, over: 0, before, promoted, home }))
     }
 
     fn is_promoted(&self) -> bool {
@@ -139,7 +145,7 @@ impl Thread {
     fn count(&mut self, streams: u32, over: u32) {
         let (had, was) = (self.streams, self.is_promoted());
         (self.streams, self.over) = (streams, over);
-        if self.ended || was == self.is_promoted() {
+        if self.ended || !self.home.is_here() || was == self.is_promoted() {
             return;
         }
         let now = As::now(self.tid);
@@ -179,10 +185,15 @@ impl Priority {
     /// For a stream of the calling thread, and how that is scheduled with it.
     pub(super) fn here() -> (Self, Scheduling) {
         thread_local! {
-            static THIS: Own = Own(Thread::this(false));
+            static THIS: RefCell<Option<Own>> = const { RefCell::new(None) };
         }
+        let known = THIS.try_with(|this| {
+            let mut this = this.borrow_mut();
+            let known = this.as_ref().map(|t| t.0.clone()).filter(|t| lock(t).home.is_here());
+            known.unwrap_or_else(|| this.insert(Own(Thread::this(false))).0.clone())
+        });
         // One that is about to end stays as it is.
-        let thread = THIS.try_with(|t| t.0.clone()).unwrap_or_else(|_| Thread::this(true));
+        let thread = known.unwrap_or_else(|_| Thread::this(true));
         let mut t = lock(&thread);
         let (streams, over) = (t.streams + 1, t.over);
         t.count(streams, over);
