@@ -49,6 +49,12 @@ impl Task {
     }
 }
 
+/// What a function raised, and where: nobody else will say so.
+fn told(e: &PyErr, py: Python<'_>) -> TaskError {
+    let place = e.traceback(py).and_then(|t| t.format().ok()).unwrap_or_default();
+    TaskError::from(format!("{e}\n{place}").trim_end().to_owned())
+}
+
 /// Calls the user's function: its inputs in order, its outputs as it returns them.
 fn call(
     f: &Py<PyAny>,
@@ -69,7 +75,7 @@ fn call(
     };
     let blocks = inputs.iter().map(block).collect::<Result<Vec<_>, TaskError>>()?;
     let called = Python::try_attach(|py| {
-        let failed = |e: PyErr| TaskError::from(e.to_string());
+        let failed = |e: PyErr| told(&e, py);
         let args = blocks.into_iter().map(|inner| Bound::new(py, Block { inner })).collect::<PyResult<Vec<_>>>();
         let args = PyTuple::new(py, args.map_err(failed)?).map_err(failed)?;
         let returned = f.call1(py, args).map_err(failed)?.into_bound(py);

@@ -5,7 +5,7 @@
 //!    array or bytes, is copied once.
 //! 2. The interpreter's lock is not held while anything waits, so functions of tasks can run meanwhile.
 //! 3. A function of a task gets its inputs as blocks, which it may keep, and returns its outputs, which are copied.
-//! 4. An exception in a function is the task's failure, with its text.
+//! 4. An exception in a function is the task's failure, with its text and where it came from.
 
 // A panic here would be the end of somebody else's process.
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::unreachable, clippy::todo)]

@@ -114,7 +114,8 @@ class Graphs(unittest.TestCase):
 
         with started(task(f=bad)) as run:
             run.push(array("f", [0] * 8))
-            with self.assertRaisesRegex(RuntimeError, "no such thing"):
+            # And where that was.
+            with self.assertRaisesRegex(RuntimeError, r"(?s)no such thing.*test_forebay\.py.*in bad"):
                 run.pull()
         for returned in (b"abc", b"x" * 33, None, 5):
             with started(task(f=lambda _, r=returned: r)) as run:
