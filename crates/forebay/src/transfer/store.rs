@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::curve::{Cost, Curve, Curves, Host, MAX_POINTS, Measured, Together, Way};
 
 /// Changes with the meaning of what is stored.
-const VERSION: &str = "transfer curves 2";
+const VERSION: &str = "transfer curves 3";
 
 #[derive(Serialize, Deserialize)]
 struct Stored {
