@@ -508,6 +508,29 @@ fn a_faulting_cuda_context_is_contained() {
     let b = g.add(mixer(0, 1, false, false)).unwrap();
     let (cf, cd) = (g.feed((b, "i0"), 1).unwrap(), g.drain((b, "o"), 1).unwrap());
     let cpu = rt.start(g).unwrap();
+    // What the CPU can do as well goes on there.
+    let either = || {
+        let task = portable("either", "affine", &["x"], Kind::Cuda).host(|inv| {
+            let (x, y) = (inv.input::<u32>("x")?, inv.output::<u32>("y")?);
+            y.iter_mut().zip(x).for_each(|(y, x)| *y = x.wrapping_mul(2).wrapping_add(1));
+            Ok(())
+        });
+        let mut g = Graph::new("either");
+        let t = g.add(task).unwrap();
+        let ends = (g.feed((t, "x"), 1).unwrap(), g.drain((t, "y"), 1).unwrap());
+        (rt.start(g).unwrap(), ends)
+    };
+    let does = |(run, (feed, drain)): &(forebay::Running, (forebay::Feed, forebay::Drain)), v: u32| {
+        let mut block = run.acquire(*feed)?;
+        block.assign(&[v; 1000])?;
+        run.push(*feed, block)?;
+        assert_eq!(run.pull(*drain)?.as_slice::<u32>()?, [2 * v + 1; 1000]);
+        Ok::<_, forebay::Error>(())
+    };
+    let before = either();
+    (0..10).for_each(|v| does(&before, v).unwrap());
+    let on_gpu = before.0.snapshot().tasks[0].by_device[1];
+    assert_eq!(on_gpu, 10);
     let go = |first: u32| {
         gpu.push(feed, Datablock::from_slice(t, &vec![first; 1000]).unwrap())?;
         gpu.pull_timeout(drain, Duration::from_secs(30))?.as_slice::<u32>().map(|_| ())
@@ -530,6 +553,12 @@ fn a_faulting_cuda_context_is_contained() {
     });
     let late = late.unwrap_err().to_string();
     assert!(late.contains("lost") && late.contains("ILLEGAL_ADDRESS"), "{late}");
+    let unused = rt.unused();
+    assert!(matches!(&unused[..], [(_, forebay::hal::Error::Lost { .. })]), "{unused:?}");
+    for graph in [before, either()] {
+        (0..10).for_each(|v| does(&graph, v).unwrap());
+        assert_eq!(graph.0.snapshot().tasks[0].by_device[0], 10);
+    }
 }
 
 #[test]

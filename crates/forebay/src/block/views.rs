@@ -80,7 +80,24 @@ impl Drop for DeviceView {
 impl DeviceView {
     /// Before a write.
     fn wait_readers(&mut self) -> Result<()> {
-        self.readers.drain(..).try_for_each(|(d, fence)| Ok(d.wait(fence)?))
+        wait_each(&mut self.readers)
+    }
+}
+
+/// Waits for devices that read what is about to be written. One that is lost reads nothing any more, which is no failure of
+/// who writes; after another error those that were not waited for are still to be.
+fn wait_each(readers: &mut Vec<(Arc<DeviceHandle>, Fence)>) -> Result<()> {
+    while let Some((d, fence)) = readers.last() {
+        wait_for_reader(d, *fence)?;
+        readers.pop();
+    }
+    Ok(())
+}
+
+fn wait_for_reader(d: &DeviceHandle, fence: Fence) -> Result<()> {
+    match d.wait(fence) {
+        Err(forebay_hal::Error::Lost { .. }) => Ok(()),
+        other => Ok(other?),
     }
 }
 
@@ -112,7 +129,8 @@ impl Views {
 
     /// Before a write on `by` (or on the host): what was sent to the host was for nothing.
     fn cancel_arriving(&mut self, by: Option<&Arc<DeviceHandle>>, home: Option<&Pool>) -> Result<()> {
-        let Some((d, fence)) = self.arriving.take() else { return Ok(()) };
+        self.left = false;
+        let Some((d, fence)) = self.arriving.clone() else { return Ok(()) };
         if let Some(p) = home {
             p.read_on_host.store(false, Ordering::Relaxed);
         }
@@ -120,16 +138,15 @@ impl Views {
             // The device that copies does it before it writes; whoever writes the host view waits for it.
             self.host_readers.retain(|(o, _)| !Arc::ptr_eq(o, &d));
             self.host_readers.push((d, fence));
-            return Ok(());
+        } else {
+            wait_for_reader(&d, fence)?;
         }
-        Ok(d.wait(fence)?)
+        self.arriving = None;
+        Ok(())
     }
 
     fn wait_host_readers(&mut self) -> Result<()> {
-        for (d, fence) in self.host_readers.drain(..) {
-            d.wait(fence)?;
-        }
-        Ok(())
+        wait_each(&mut self.host_readers)
     }
 
     fn share(&mut self) {
@@ -209,8 +226,11 @@ impl Inner {
             return Ok(());
         }
         let host = self.host_buffer(v)?;
-        if let Some((d, fence)) = v.arriving.take() {
+        if let Some((d, fence)) = v.arriving.clone() {
+            // Until it has come it is what this view waits for, whoever asks: what never comes is not replaced by what was
+            // there before.
             d.wait(fence)?;
+            v.arriving = None;
             v.share();
             v.host_state = Residency::Shared;
         } else if let Some(i) = v.devices.iter().position(|d| d.state.valid()) {
@@ -490,6 +510,7 @@ mod tests {
     use crate::run::device::DEPTH_THROUGHPUT;
     use crate::stand_in;
     use crate::template::Template;
+    use forebay_hal::sim::{Model, SimDevice};
     use forebay_hal::{Kind, discover};
 
     fn handles<const N: usize>() -> [Arc<DeviceHandle>; N] {
@@ -520,10 +541,75 @@ mod tests {
         bytes[0]
     }
 
+    /// Fills it there and sends it home.
+    fn send(b: &Datablock, d: &Arc<DeviceHandle>, value: u8, for_program: bool) {
+        let buffer = b.write_on(d, false).unwrap();
+        d.lock().queue.fill(&buffer, 0, b.bytes(), value).unwrap();
+        b.send_home(d, for_program).unwrap();
+        assert!(b.inner().views.lock().unwrap().arriving.is_some());
+    }
+
     fn fill(b: &mut Datablock, d: &Arc<DeviceHandle>, value: u8) {
         let buffer = b.write_on(d, true).unwrap();
         d.lock().queue.fill(&buffer, 0, b.bytes(), value).unwrap();
         d.leave_unfenced();
+    }
+
+    fn sim() -> (SimDevice, Arc<DeviceHandle>) {
+        let sim = SimDevice::new(Model::default());
+        (sim.clone(), DeviceHandle::new(1, Arc::new(sim), DEPTH_THROUGHPUT).unwrap())
+    }
+
+    /// Whoever writes next has nothing to do with a device that read these bytes and is gone.
+    #[test]
+    fn what_a_lost_device_was_reading_can_be_written() {
+        let ((gone, a), (here, b)) = (sim(), sim());
+        let t = Template::array::<u8>([1000]);
+        let mut block = Datablock::from_slice(t, &[1u8; 1000]).unwrap();
+        for d in [&a, &b, &a] {
+            block.read_on(d).unwrap();
+            d.flush();
+        }
+        gone.unplug();
+        let before = here.now();
+        block.assign(&[2u8; 1000]).unwrap();
+        assert!(here.now() > before, "the other one, which reads it too, was not waited for");
+        assert_eq!(block.as_slice::<u8>().unwrap(), [2; 1000]);
+        // Sent to the host, and lost on the way: for nothing, if it is written there.
+        let ((gone, a), pool) = (sim(), Pool::new(t, None));
+        // SAFETY: not closed yet.
+        let p = unsafe { pool.as_ref() };
+        p.read_on_host.store(true, Ordering::Relaxed);
+        let mut sent = p.acquire();
+        send(&sent, &a, 3, true);
+        gone.unplug();
+        sent.assign(&[4u8; 1000]).unwrap();
+        assert_eq!(sent.as_slice::<u8>().unwrap(), [4; 1000]);
+        drop(sent);
+        // SAFETY: nothing is acquired after this.
+        unsafe { Pool::close(pool) };
+    }
+
+    /// Each of those who have a block hears that its bytes are lost, not just the first who looks.
+    #[test]
+    fn what_was_lost_on_its_way_to_the_host_is_lost_for_everybody() {
+        for for_program in [true, false] {
+            let ((gone, a), pool) = (sim(), Pool::new(Template::array::<u8>([1000]), None));
+            // SAFETY: not closed yet.
+            let p = unsafe { pool.as_ref() };
+            p.read_on_host.store(true, Ordering::Relaxed);
+            let sent = p.acquire();
+            send(&sent, &a, 3, for_program);
+            let other = sent.clone();
+            gone.unplug();
+            for b in [&sent, &other, &sent] {
+                assert!(matches!(b.as_slice::<u8>(), Err(Error::Device(forebay_hal::Error::Lost { .. }))));
+                assert!(b.wait().is_err());
+            }
+            drop((sent, other));
+            // SAFETY: nothing is acquired after this.
+            unsafe { Pool::close(pool) };
+        }
     }
 
     #[test]
@@ -595,6 +681,25 @@ mod tests {
             // SAFETY: nothing is acquired after this.
             unsafe { Pool::close(pool) };
         }
+    }
+
+    #[test]
+    fn gpus_that_copied_from_each_other_do_not_keep_each_other() {
+        if !stand_in::is_here() {
+            let name = "block::views::tests::gpus_that_copied_from_each_other_do_not_keep_each_other";
+            return stand_in::again_with(name, &[("STAND_IN_DEVICES", "2")]);
+        }
+        let both: [_; 2] = handles();
+        let copied = [(&both[0], &both[1]), (&both[1], &both[0])].map(|(from, to)| {
+            let mut block = Datablock::from_slice(Template::array::<u8>([1000]), &[0u8; 1000]).unwrap();
+            fill(&mut block, from, 1);
+            block.read_on(to).unwrap();
+            block
+        });
+        drop(copied);
+        let gone = both.each_ref().map(Arc::downgrade);
+        drop(both);
+        assert!(gone.iter().all(|d| d.upgrade().is_none()));
     }
 
     #[test]

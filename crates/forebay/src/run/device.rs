@@ -37,9 +37,10 @@ pub(crate) struct DeviceHandle {
     unfenced: AtomicBool,
     /// Memory that blocks gave back.
     spare: Mutex<Spare<Buffer>>,
-    /// Memory that blocks gave back while other devices still copied from it.
+    /// Memory that blocks gave back while other devices still copied from it. They are not kept by this: two that copy from
+    /// each other would keep one another for ever.
     #[allow(clippy::type_complexity, reason = "a list of a buffer and who reads it")]
-    lent: Mutex<Vec<(Buffer, Vec<(Arc<DeviceHandle>, Fence)>)>>,
+    lent: Mutex<Vec<(Buffer, Vec<(Weak<DeviceHandle>, Fence)>)>>,
     /// Whether there is any, so that nobody asks the lock in vain.
     has_lent: AtomicBool,
     /// Bytes moved to and from the device.
@@ -58,6 +59,8 @@ pub(crate) struct DeviceHandle {
     served: OnceLock<(Weak<Gate>, Option<Arc<Account>>)>,
     /// Asks for somebody to look when the device is done, where it is charged for.
     watcher: OnceLock<SyncSender<()>>,
+    /// Why nothing can be done on the device any more, once something has failed and it was looked.
+    lost: OnceLock<Error>,
 }
 
 /// The queue, while an invocation is issued to it. Dropped, nothing was.
@@ -137,6 +140,7 @@ impl DeviceHandle {
             done_ns: AtomicU64::new(0),
             served: OnceLock::new(),
             watcher: OnceLock::new(),
+            lost: OnceLock::new(),
         }))
     }
 
@@ -216,6 +220,7 @@ impl DeviceHandle {
         if readers.is_empty() {
             self.spare().put(b.len(), b, self.invocations.load(Ordering::Relaxed));
         } else {
+            let readers = readers.into_iter().map(|(d, fence)| (Arc::downgrade(&d), fence)).collect();
             let mut lent = self.lent.lock().unwrap_or_else(PoisonError::into_inner);
             lent.push((b, readers));
             self.has_lent.store(true, Ordering::Release);
@@ -226,7 +231,8 @@ impl DeviceHandle {
     fn take_back(&self) {
         let mut lent = self.lent.lock().unwrap_or_else(PoisonError::into_inner);
         lent.retain_mut(|(b, readers)| {
-            readers.retain(|(d, fence)| !d.is_done(*fence));
+            // One that is gone has ended what was in its queue.
+            readers.retain(|(d, fence)| d.upgrade().is_some_and(|d| !d.is_done(*fence)));
             if readers.is_empty() {
                 self.spare().put(b.len(), b.clone(), self.invocations.load(Ordering::Relaxed));
             }
@@ -324,6 +330,21 @@ impl DeviceHandle {
         };
         forebay_hal::cpu::about_to_block();
         self.wait(last)
+    }
+
+    /// Why nothing can be done on it any more, as far as anybody has looked.
+    pub(crate) fn lost(&self) -> Option<&Error> {
+        self.lost.get()
+    }
+
+    /// Whether nothing can be done on it any more, asked of the device itself; for who has seen something fail.
+    pub(crate) fn look_whether_lost(&self) -> bool {
+        if self.lost.get().is_none()
+            && let Err(why @ Error::Lost { .. }) = self.lock().fence_now()
+        {
+            let _ = self.lost.set(why);
+        }
+        self.lost.get().is_some()
     }
 
     /// Whether everything that was issued is done.
@@ -514,6 +535,32 @@ impl DeviceHandle {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use forebay_hal::sim::{Model, SimDevice};
+
+    /// Neither the service nor who waits for credit waits for what never ends.
+    #[test]
+    fn what_was_on_a_lost_device_has_come_to_an_end() {
+        let sim = SimDevice::new(Model::default());
+        let d = DeviceHandle::new(1, Arc::new(sim.clone()), DEPTH_THROUGHPUT).unwrap();
+        let b = d.buffer(100).unwrap();
+        for _ in 0..20 {
+            let mut issuing = d.issue();
+            issuing.queue().fill(&b, 0, 100, 1).unwrap();
+            d.invocation_issued(issuing).unwrap();
+        }
+        assert!(!d.is_quiet() && !d.look_whether_lost() && d.lost().is_none());
+        sim.unplug();
+        assert!(d.is_quiet());
+        assert!(d.look_whether_lost() && matches!(d.lost(), Some(Error::Lost { .. })));
+        // The same where nobody had looked before it was to be handed over.
+        let sim = SimDevice::new(Model::default());
+        let d = DeviceHandle::new(1, Arc::new(sim.clone()), DEPTH_THROUGHPUT).unwrap();
+        let issuing = d.issue();
+        d.invocation_issued(issuing).unwrap();
+        sim.unplug();
+        d.flush();
+        assert!(d.is_quiet());
+    }
 
     #[test]
     fn small_memory_is_used_again_at_once_and_large_memory_takes_turns() {

@@ -3,7 +3,7 @@
 //! A task in the queue is owned by the queue. Picking passes ownership, and one of the device's slots, to a job.
 
 use std::cell::Cell;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_hal::Direction;
@@ -25,6 +25,8 @@ pub(crate) struct Dispatcher {
     mode: Mode,
     /// Threads that wait for devices, by device (adaptive placement, which learns what everything takes).
     helpers: Vec<Option<Helpers>>,
+    /// Devices that are lost, as bits: for tasks that no other runs.
+    lost: AtomicU32,
     inner: Mutex<Inner>,
 }
 
@@ -125,6 +127,7 @@ impl Dispatcher {
         Dispatcher {
             mode,
             helpers,
+            lost: AtomicU32::new(0),
             inner: Mutex::new(Inner {
                 queue: ReadyQueue::new(mode, strengths).sharing(shared.0, shared.1),
                 shared,
@@ -135,6 +138,20 @@ impl Dispatcher {
                 now: 0,
             }),
         }
+    }
+
+    /// Something failed: a device that is lost is given no more tasks that others run.
+    #[cold]
+    pub(crate) fn look_for_lost(&self, devices: &[Arc<DeviceHandle>]) {
+        let lost = devices.iter().filter(|d| !d.is_host() && d.look_whether_lost());
+        let lost = lost.fold(DeviceSet::default(), |s, d| s.with(d.index));
+        self.lost.fetch_or(lost.0, Ordering::Relaxed);
+    }
+
+    /// Those of the devices that are not lost; all of them if there is none.
+    fn left_of(&self, devices: DeviceSet) -> DeviceSet {
+        let left = devices.and(DeviceSet(!self.lost.load(Ordering::Relaxed)));
+        if left.is_empty() { devices } else { left }
     }
 
     /// Takes ownership of a ready task, then starts what can start. True when the caller owns it again, with a slot of its
@@ -161,7 +178,7 @@ impl Dispatcher {
         let mut ready = Ready {
             turn: 0,
             key: std::ptr::from_ref(node) as usize,
-            devices: node.devices,
+            devices: self.left_of(node.devices),
             near,
             counts,
             work,

@@ -320,6 +320,7 @@ pub(crate) fn run(core: &Core, node: &Node, own: &mut Own, device: usize, worker
         }
         Err(why) => {
             own.outs.iter_mut().for_each(|b| *b = None);
+            core.runtime.dispatcher.look_for_lost(&core.runtime.devices);
             fail(core, node, device, why);
         }
     }
@@ -474,7 +475,7 @@ fn invoke(core: &Core, node: &Node, own: &mut Own, device: usize, worker: &Worke
     // What is overwritten in place may be half done: only what has its inputs still can be tried elsewhere.
     while let (Err(why), true) = (&result, node.outputs.iter().all(|o| o.from_input.is_none())) {
         let (failed, why) = (own.device, why.to_string());
-        let Some(other) = own.adapt.as_mut().and_then(|a| a.instead(failed, &why)) else { break };
+        let Some(other) = instead(core, own, failed, &why) else { break };
         node.refused.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push((failed, why));
         own.device = other;
         // What the one that failed has said of its outputs goes for nothing.
@@ -494,6 +495,19 @@ fn invoke(core: &Core, node: &Node, own: &mut Own, device: usize, worker: &Worke
         }
     }
     result
+}
+
+/// Where what failed on a device is done instead: under adaptive placement anywhere else, otherwise if that device is lost.
+#[cold]
+fn instead(core: &Core, own: &mut Own, failed: usize, why: &str) -> Option<usize> {
+    let rt = &core.runtime;
+    rt.dispatcher.look_for_lost(&rt.devices);
+    if let Some(a) = &mut own.adapt {
+        return a.instead(failed, why);
+    }
+    rt.devices[failed].lost()?;
+    // Each that was tried is lost, too, so this comes to an end.
+    own.imps.iter().map(|(d, _)| *d).find(|d| rt.devices[*d].lost().is_none())
 }
 
 /// Gives the outputs the invocation's marks, and the sizes that Meta ports say.

@@ -190,7 +190,7 @@ impl Issue {
     pub(super) fn fence(&mut self) -> Result<Option<Fence>> {
         let invocations = std::mem::take(&mut self.unfenced);
         let begun = self.begun.take();
-        let fence = self.fence_now().inspect_err(|_| self.leave())?;
+        let fence = self.fence_now().inspect_err(|_| self.all_ended())?;
         match self.in_flight.back_mut().filter(|f| f.fence == fence) {
             Some(last) => last.invocations += invocations,
             None => {
@@ -199,6 +199,14 @@ impl Issue {
             }
         }
         self.surplus()
+    }
+
+    /// What fails has come to an end: nobody waits for it, nor is charged for it, any more.
+    fn all_ended(&mut self) {
+        self.in_flight.clear();
+        self.unfenced = 0;
+        self.leave();
+        self.say_ahead();
     }
 
     /// Nothing is in the device any more, as far as the service is concerned.
@@ -217,7 +225,7 @@ impl Issue {
         let batches = if self.depth > DEPTH_PRIORITY { self.depth / BATCH } else { self.depth };
         let oldest = loop {
             let Some(&InFlight { fence, begun, fenced, invocations }) = self.in_flight.front() else { break None };
-            let done = self.queue.done(fence).inspect_err(|_| self.leave())?;
+            let done = self.queue.done(fence).inspect_err(|_| self.all_ended())?;
             if !done {
                 let late = self.in_flight.len() > DEPTH_PRIORITY && fenced.elapsed() > MAX_AHEAD;
                 break (late || self.in_flight.len() > batches).then_some(fence);

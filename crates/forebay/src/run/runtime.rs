@@ -303,15 +303,16 @@ impl Runtime {
         self.0.devices.iter().any(|d| d.kind() == kind && self.cannot_run(d, launches).is_none())
     }
 
-    /// Why a device runs none of these, though it is of their kind: they are text, and it has no compiler; or nobody named
-    /// it, and it could not be used when it was tried.
+    /// Why a device runs none of these, though it is of their kind: they are text, and it has no compiler; nobody named it, and
+    /// it could not be used when it was tried; or it is lost.
     fn cannot_run(&self, d: &DeviceHandle, launches: &[Launch]) -> Option<forebay_hal::Error> {
         let text = launches.iter().any(|l| l.source.is_text());
         text.then(|| d.device.compiles().err()).flatten().or_else(|| self.refusal(d))
     }
 
     fn refusal(&self, d: &DeviceHandle) -> Option<forebay_hal::Error> {
-        self.0.refused.get(d.index)?.get()?.clone()
+        let refused = self.0.refused.get(d.index).and_then(|r| r.get()?.clone());
+        refused.or_else(|| d.lost().cloned())
     }
 
     /// Tries the devices that these tasks have kernels for and nobody has named: a little memory is what the least needs.
@@ -560,14 +561,22 @@ impl Runtime {
                 (Some((_, launches)), _) => {
                     let resolve = |a: &Arg| resolve_arg(a, &in_ports, &out_ports, &scratch);
                     let mut compiled = Vec::new();
+                    let mut lost = None;
                     for l in launches {
                         if l.args.len() > MAX_ARGS {
                             let why = format!("kernel {:?} has more than {MAX_ARGS} arguments", l.entry);
                             return Err(Error::Task { task: name, why });
                         }
-                        let failed = |e: forebay_hal::Error| Error::Task { task: name.clone(), why: e.to_string() };
+                        let kernel = match d.device.compile(&l.source, &l.entry) {
+                            Ok(kernel) => kernel,
+                            Err(why @ forebay_hal::Error::Lost { .. }) => {
+                                lost = Some(why);
+                                break;
+                            }
+                            Err(why) => return Err(Error::Task { task: name, why: why.to_string() }),
+                        };
                         compiled.push(KLaunch {
-                            kernel: d.device.compile(&l.source, &l.entry).map_err(failed)?,
+                            kernel,
                             args: l.args.iter().map(resolve).collect::<Option<Box<[KArg]>>>().ok_or_else(|| {
                                 Error::Task { task: name.clone(), why: format!("arguments of {:?}", l.entry) }
                             })?,
@@ -575,6 +584,11 @@ impl Runtime {
                             member: l.member,
                             writes: 0,
                         });
+                    }
+                    if lost.is_some() {
+                        refused = lost;
+                        rt.dispatcher.look_for_lost(&rt.devices);
+                        continue;
                     }
                     for (c, l) in compiled.iter_mut().zip(launches) {
                         let written = |(i, a): (usize, &KArg)| match a {
