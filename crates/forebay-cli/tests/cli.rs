@@ -319,6 +319,22 @@ fn a_process_is_moved_off_its_gpu_and_back_with_the_stand_in() {
     std::fs::remove_file(states.join("41.full")).unwrap();
     assert_eq!(forebay(&["restore", "41"]), (true, "41: goes on\n".into()));
     assert_eq!(state(41), "0");
+    // Locked by somebody else, as the service has it where channels are out of reach: for a moment, or longer.
+    std::fs::write(states.join("41"), "1").unwrap();
+    let (good, said) = forebay(&["checkpoint", "--patience", "0.2", "41"]);
+    assert!(!good && said.contains("locked by somebody else") && state(41) == "1", "{said}");
+    let (good, said) = std::thread::scope(|s| {
+        s.spawn(|| {
+            std::thread::sleep(std::time::Duration::from_millis(300));
+            // In one step: a state that is being written is none.
+            std::fs::write(states.join("new"), "0").unwrap();
+            std::fs::rename(states.join("new"), states.join("41")).unwrap();
+        });
+        forebay(&["checkpoint", "41"])
+    });
+    assert!(good && state(41) == "2", "{said}");
+    std::fs::write(states.join("41.unlocked"), "").unwrap();
+    assert_eq!(forebay(&["restore", "41"]), (true, "41: goes on\n".into()));
     std::fs::remove_dir_all(states).unwrap();
 }
 

@@ -12,8 +12,9 @@
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use forebay_hal::cuda::checkpoint::Checkpoints;
+use forebay_hal::cuda::checkpoint::{Checkpoints, State};
 use forebay_rm::{Client, restore_slices};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -25,6 +26,9 @@ use crate::system::now_ns;
 pub const SILENCE_NS: u64 = 2_000_000_000;
 /// Between two looks at whether it is.
 const LOOK_NS: i64 = 200_000_000;
+/// Processes that the driver does not unlock are tried again for so long, so often.
+const UNLOCKING: Duration = Duration::from_secs(30);
+const AGAIN: Duration = Duration::from_millis(20);
 
 /// The service's side of its guardian.
 pub struct Guardian {
@@ -106,12 +110,17 @@ impl GiveBack for Client {
     }
 }
 
-/// Processes are unlocked.
+/// Processes are unlocked. One that was not locked yet, or has gone, is refused; one that stays locked is tried again for a while.
 impl GiveBack for Checkpoints {
     fn give_back(&self, ledger: &Ledger) {
-        for pid in ledger.locked() {
-            // One that was not locked yet, or has gone, is refused.
-            let _ = self.unlock(pid);
+        let begun = Instant::now();
+        let mut locked = ledger.locked();
+        loop {
+            locked.retain(|pid| self.unlock(*pid).is_err() && matches!(self.state(*pid), Ok(State::Locked)));
+            if locked.is_empty() || begun.elapsed() > UNLOCKING {
+                return;
+            }
+            std::thread::sleep(AGAIN);
         }
     }
 }

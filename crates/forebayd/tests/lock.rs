@@ -183,6 +183,31 @@ fn who_cannot_be_locked_goes_on_and_who_was_moved_away_is_left_alone() {
     assert!(known(&s, &pids[..1]));
 }
 
+/// What the driver refuses once is not the process's fault, which would stand still for ever.
+#[test]
+fn one_that_the_driver_does_not_unlock_is_unlocked_later() {
+    let Some(mut m) = Machine::new() else { return };
+    let pids = [m.program(BUSY), m.program(BUSY)];
+    let mut s = m.service(&["--level", "lock"]);
+    until("both are found", || known(&s, &pids));
+    for end in [false, true] {
+        until("one is locked", || m.is_locked(pids[0]));
+        let stuck = m.states.join(format!("{}.stuck", pids[0]));
+        std::fs::write(&stuck, "").unwrap();
+        // Longer than rounds of windows are: it should have been let on meanwhile, more than once.
+        let begun = Instant::now();
+        until("it is held", || m.is_locked(pids[0]) && begun.elapsed() > Duration::from_millis(1500));
+        // By the service, or by the guardian, which knows of it.
+        if end {
+            s.kill();
+            std::thread::sleep(Duration::from_millis(300));
+        }
+        std::fs::remove_file(stuck).unwrap();
+        until("it goes on", || !m.is_locked(pids[0]) && !Machine::is_stopped(pids[0]));
+        assert!(end || known(&s, &pids));
+    }
+}
+
 /// Waiting for each of them takes longer than a guardian waits for a service that says nothing.
 #[test]
 fn many_who_cannot_be_locked_are_no_reason_to_end_the_service() {

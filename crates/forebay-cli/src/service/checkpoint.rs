@@ -1,10 +1,16 @@
 //! `forebay checkpoint` and `restore`: a process's GPU memory out of the way, and back.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use forebay::hal::Error;
 use forebay::hal::cuda::checkpoint::{Checkpoints, State};
 use forebay_proto::client::Connection;
 use forebay_proto::wire::Class;
+
+/// Between two attempts to lock a process that somebody else has locked.
+const AGAIN: Duration = Duration::from_millis(5);
+/// `CUDA_ERROR_ILLEGAL_STATE`: the process is not in the state that this takes.
+const ILLEGAL_STATE: i64 = 401;
 
 /// Options of `forebay checkpoint`.
 #[derive(clap::Args)]
@@ -53,17 +59,27 @@ fn is_suspended(pid: u32) -> bool {
 }
 
 fn save(driver: &Checkpoints, pid: u32, patience: Duration) -> Result<String, String> {
-    match driver.state(pid).map_err(|e| format!("is no CUDA process, or not yours ({e})"))? {
-        State::Running => {}
+    let state = || driver.state(pid).map_err(|e| format!("is no CUDA process, or not yours ({e})"));
+    match state()? {
+        // The service has it off the GPU for a moment, perhaps.
+        State::Running | State::Locked => {}
         State::Saved => return Err("has its memory off the GPU already".into()),
-        State::Locked => return Err("is locked by somebody else".into()),
         State::Failed => return Err("has failed and cannot go on".into()),
     }
     if is_suspended(pid) {
         return Err(format!("is suspended, so what it has on the GPU would never end: forebay resume {pid}"));
     }
     let had = super::nvml::memory().get(&pid).copied();
-    driver.lock(pid, patience).map_err(|e| format!("was not done in time, and goes on ({e})"))?;
+    let end = Instant::now() + patience;
+    while let Err(e) = driver.lock(pid, end.saturating_duration_since(Instant::now())) {
+        match (state()?, Instant::now() < end) {
+            (State::Locked, true) => std::thread::sleep(AGAIN),
+            (State::Locked, false) => return Err("is locked by somebody else".into()),
+            // It was locked when this was tried, and is not any more.
+            (State::Running, true) if matches!(&e, Error::Driver(d) if d.code == ILLEGAL_STATE) => {}
+            _ => return Err(format!("was not done in time, and goes on ({e})")),
+        }
+    }
     if let Err(e) = driver.save(pid) {
         let back = driver.unlock(pid).map_or_else(|u| format!("and cannot go on: {u}"), |()| "and goes on".into());
         return Err(format!(
@@ -84,8 +100,11 @@ fn bring_back(driver: &Checkpoints, pid: u32) -> Result<String, String> {
         State::Running => return Err("runs, and was not moved".into()),
         State::Failed => return Err("has failed and cannot go on".into()),
     }
-    driver.unlock(pid).map_err(|e| format!("is back and stays locked: {e}"))?;
-    Ok("goes on".into())
+    match driver.unlock(pid) {
+        Err(e) if !matches!(driver.state(pid), Ok(State::Running)) => Err(format!("is back and stays locked: {e}")),
+        // Or somebody else was faster.
+        _ => Ok("goes on".into()),
+    }
 }
 
 fn each(pids: &[u32], f: impl Fn(&Checkpoints, u32) -> Result<String, String>) -> Result<(), String> {

@@ -40,6 +40,11 @@ API int cuCheckpointProcessCheckpoint(int pid, void*) {
 }
 API int cuCheckpointProcessRestore(int pid, void*) {
   if (std::ifstream(state_file(pid) + ".full")) return OUT_OF_MEMORY;
-  return step(pid, 2, 1);
+  // Somebody else may unlock it at once.
+  return step(pid, 2, std::ifstream(state_file(pid) + ".unlocked") ? 0 : 1);
 }
-API int cuCheckpointProcessUnlock(int pid, void*) { return stop(pid, step(pid, 1, 0), SIGCONT); }
+API int cuCheckpointProcessUnlock(int pid, void*) {
+  // Where it is wanted, not now.
+  if (std::ifstream(state_file(pid) + ".stuck")) return NOT_READY;
+  return stop(pid, step(pid, 1, 0), SIGCONT);
+}

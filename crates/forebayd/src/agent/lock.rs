@@ -7,6 +7,7 @@
 //! 2. The lock is of the whole process, on all its GPUs: one that is on several is divided on the first of them only. There are no slices: who is first in line has the driver's turns
 //!    beside the owner of the window.
 //! 3. A process is in the ledger before it is locked, and struck out when it has been unlocked or has gone.
+//!    One that the driver does not unlock is still ours to unlock: it is tried again whenever it should be on the GPU.
 //! 4. A process that somebody has moved off the GPU (`forebay checkpoint`) is not touched, nor one that the driver has given
 //!    up.
 
@@ -94,10 +95,14 @@ impl Grip for Process {
     }
 
     fn resume(&mut self) -> Result<(), Gone> {
-        if !std::mem::take(&mut self.off) {
+        if !self.off {
             return Ok(());
         }
         let unlocked = self.driver.unlock(self.pid);
+        if unlocked.is_err() && matches!(self.driver.state(self.pid), Ok(State::Locked)) {
+            return Ok(());
+        }
+        self.off = false;
         self.ledger.strike_locked(self.pid);
         unlocked.or_else(|_| self.after_failure())
     }
