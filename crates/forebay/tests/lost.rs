@@ -1,6 +1,8 @@
-//! A device that falls off while graphs run: what was under way on it fails and says so, and everything else goes on.
+//! A device that falls off while graphs run, or has no room: what was under way on it fails and says so, and everything else
+//! goes on.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay::hal::sim::{Model, SimDevice};
 use forebay::hal::{self, Device};
@@ -9,6 +11,8 @@ use forebay::{Arg, Drain, Error, Feed, Graph, Kind, Launch, Mode, Running, Runti
 
 const N: usize = 1000;
 const TASKS: u32 = 3;
+/// Of a small device.
+const MEMORY: u64 = 1 << 20;
 
 /// `y = 2x + 1`.
 fn affine() -> Source {
@@ -184,6 +188,54 @@ fn what_is_done_in_place_fails_once() {
         let failed = failed.count();
         // Adaptive placement may have left it already.
         assert!(failed == 1 || failed == 0 && mode == Mode::Adaptive, "{mode}: {failed}");
+    }
+}
+
+/// As a GPU that somebody else has filled, and gives back later.
+#[test]
+fn what_has_no_room_on_a_device_is_done_elsewhere_until_there_is_some() {
+    for mode in Mode::ALL {
+        let sim = SimDevice::new(Model { memory_bytes: MEMORY, strength: 1 << 20, ..Model::default() });
+        // One task each: a region for the device alone has nowhere else to go.
+        let b = Runtime::builder().devices(vec![Arc::new(sim.clone())]).mode(mode).fusion(false).workers(2);
+        let rt = b.service(false).models(Arc::new(Models::off())).build().unwrap();
+        // A chain of tasks for the device and the CPU, where the CPU is never faster.
+        let mut g = Graph::new("chain");
+        let ids: Vec<_> = (0..TASKS)
+            .map(|i| {
+                let task = task(&format!("t{i}"), &[Kind::Sim]).host(|inv| {
+                    std::thread::sleep(Duration::from_millis(2));
+                    let (x, y) = (inv.input::<u32>("x")?, inv.output::<u32>("y")?);
+                    y.iter_mut().zip(x).for_each(|(y, x)| *y = 2 * x + 1);
+                    Ok(())
+                });
+                g.add(task).unwrap()
+            })
+            .collect();
+        ids.windows(2).for_each(|w| g.connect((w[0], "y"), (w[1], "x")).unwrap());
+        let (feed, drain) = (g.feed((ids[0], "x"), 4).unwrap(), g.drain((ids[2], "y"), 4).unwrap());
+        let run = rt.start(g).unwrap();
+        let all = |of: u32| (0..of).for_each(|v| item(&run, feed, drain, v).unwrap());
+        all(20);
+        let before = sim.launches();
+        assert!(before > 0, "{mode}");
+        // Room for one block, and then for none. The end of a graph gives back what its runtime keeps for another use.
+        for room in [4 * N as u64, 0] {
+            drop(rt.start(chain(&[Kind::Cpu]).0).unwrap());
+            let others = sim.alloc((MEMORY - sim.allocated() - room) as usize).unwrap();
+            let (before, copied) = (sim.launches(), rt.copied()[1]);
+            all(10);
+            assert_eq!(sim.launches(), before, "{mode}");
+            // Each task has tried it once.
+            assert!(rt.copied()[1] - copied <= u64::from(TASKS) * 4 * N as u64, "{mode}");
+            let refused = &run.snapshot().tasks[0].refused;
+            assert!(matches!(&refused[..], [(1, why)] if why.contains("out of memory")), "{mode}: {refused:?}");
+            drop(others);
+            // It is left alone for a second.
+            std::thread::sleep(Duration::from_millis(1100));
+            all(10);
+            assert!(sim.launches() > before, "{mode}: it has room again");
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_hal::Direction;
-use forebay_policy::{Counts, MAX_PLACED};
+use forebay_policy::{Counts, DeviceSet, MAX_PLACED};
 use forebay_proto::client::Account;
 
 use super::cores::Cores;
@@ -263,12 +263,16 @@ impl Adapt {
         }
     }
 
-    /// Which other device may do what failed on this one; it is not chosen again.
-    pub(crate) fn instead(&mut self, failed: usize, why: &str) -> Option<usize> {
+    /// It failed there and is not chosen again.
+    pub(crate) fn refuse(&mut self, failed: usize, why: &str) {
         if let Some(c) = self.choices.iter_mut().find(|c| c.device == failed) {
             c.refused = Some(why.to_owned());
         }
-        let left = self.choices.iter().filter(|c| c.refused.is_none());
+    }
+
+    /// Which device but these is predicted to do the present invocation in the shortest time.
+    pub(crate) fn best_but(&self, not: DeviceSet) -> Option<usize> {
+        let left = self.choices.iter().filter(|c| c.refused.is_none() && !not.has(c.device));
         let time = |c: &&Choice| c.model.predict(self.at.size, self.at.hint).map_or(f64::INFINITY, |p| p.ns);
         left.min_by(|a, b| time(a).total_cmp(&time(b))).map(|c| c.device)
     }

@@ -155,10 +155,15 @@ impl DeviceHandle {
         }
         let mapped = Direction::ALL.into_iter().any(|d| self.is_for_the_processor(d, bytes));
         let alloc = || if mapped { self.device.alloc_mapped(bytes) } else { self.device.alloc(bytes) };
-        match alloc() {
-            Err(Error::OutOfMemory { .. }) if self.trim() => alloc(),
-            other => other,
+        // What nobody uses is freed first; what commands in the queue use is freed behind them.
+        let again: [&dyn Fn() -> bool; 2] = [&|| self.trim(), &|| self.finish().is_ok() && self.is_quiet()];
+        let mut got = alloc();
+        for free in again {
+            if matches!(got, Err(Error::OutOfMemory { .. })) && free() {
+                got = alloc();
+            }
         }
+        got
     }
 
     /// Whether transfers of this size are fastest made by the processor itself.
@@ -535,7 +540,34 @@ impl DeviceHandle {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stand_in;
     use forebay_hal::sim::{Model, SimDevice};
+
+    #[test]
+    fn memory_that_only_commands_in_the_queue_use_is_waited_for_when_there_is_no_other() {
+        if !stand_in::is_here() {
+            let name =
+                "run::device::tests::memory_that_only_commands_in_the_queue_use_is_waited_for_when_there_is_no_other";
+            return stand_in::again_with(name, &[("STAND_IN_DEVICES", "1"), ("STAND_IN_DELAYS", "1")]);
+        }
+        let device = forebay_hal::discover(&[Kind::Cuda]).0.remove(0);
+        let d = DeviceHandle::new(1, device.clone(), DEPTH_THROUGHPUT).unwrap();
+        const MIB: usize = 1 << 20;
+        let others = device.info().memory_bytes as usize - device.allocated() as usize - 400 * MIB;
+        let _others = device.alloc(others).unwrap();
+        let first = d.buffer(300 * MIB).unwrap();
+        {
+            let mut q = d.lock();
+            q.queue.host_fn(Box::new(|| std::thread::sleep(Duration::from_millis(20)))).unwrap();
+            q.queue.fill(&first, 0, 100, 1).unwrap();
+        }
+        d.give_back_after(first, Vec::new());
+        let begun = Instant::now();
+        d.buffer(350 * MIB).unwrap();
+        assert!(begun.elapsed() > Duration::from_millis(5), "it was not in use any more: {:?}", begun.elapsed());
+        // There is not so much.
+        assert!(matches!(d.buffer(500 * MIB), Err(Error::OutOfMemory { .. })));
+    }
 
     /// Neither the service nor who waits for credit waits for what never ends.
     #[test]

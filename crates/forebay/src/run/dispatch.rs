@@ -142,15 +142,16 @@ impl Dispatcher {
 
     /// Something failed: a device that is lost is given no more tasks that others run.
     #[cold]
-    pub(crate) fn look_for_lost(&self, devices: &[Arc<DeviceHandle>]) {
+    pub(crate) fn look_for_lost(&self, devices: &[Arc<DeviceHandle>]) -> DeviceSet {
         let lost = devices.iter().filter(|d| !d.is_host() && d.look_whether_lost());
         let lost = lost.fold(DeviceSet::default(), |s, d| s.with(d.index));
         self.lost.fetch_or(lost.0, Ordering::Relaxed);
+        lost
     }
 
-    /// Those of the devices that are not lost; all of them if there is none.
-    fn left_of(&self, devices: DeviceSet) -> DeviceSet {
-        let left = devices.and(DeviceSet(!self.lost.load(Ordering::Relaxed)));
+    /// Those of the devices that are neither lost nor full; all of them if there is none.
+    fn left_of(&self, devices: DeviceSet, full: DeviceSet) -> DeviceSet {
+        let left = devices.and(DeviceSet(!(self.lost.load(Ordering::Relaxed) | full.0)));
         if left.is_empty() { devices } else { left }
     }
 
@@ -161,24 +162,25 @@ impl Dispatcher {
         let runtime = core.runtime.clone();
         let load = |v: &std::sync::atomic::AtomicU64| v.load(Ordering::Relaxed);
         let now = runtime.now_ns();
-        let (near, counts, work, others) = {
+        let (near, counts, work, others, full) = {
             // SAFETY: the caller owns the node. Nothing is kept of this: once it is in the queue it may be another thread's.
             let own = unsafe { &mut *node.own.get() };
             let near = if self.mode == Mode::DataAware { nearest(core, node, own) } else { None };
+            let full = own.full.at(now);
             match own.adapt.take() {
                 Some(mut adapt) => {
                     let counts = adapt.weigh(now, situation(core, node, own), &|d| runtime.account(d));
                     let (work, others) = (adapt.work, (adapt.others * 1000.0) as u64);
                     own.adapt = Some(adapt);
-                    (near, counts, work, Some(others))
+                    (near, counts, work, Some(others), full)
                 }
-                None => (near, [u64::MAX; MAX_PLACED], [0; MAX_PLACED], None),
+                None => (near, [u64::MAX; MAX_PLACED], [0; MAX_PLACED], None, full),
             }
         };
         let mut ready = Ready {
             turn: 0,
             key: std::ptr::from_ref(node) as usize,
-            devices: self.left_of(node.devices),
+            devices: self.left_of(node.devices, full),
             near,
             counts,
             work,

@@ -8,6 +8,7 @@ use forebay_hal::cpu::{Job, Worker, run_kernel};
 use forebay_hal::{Arg as HalArg, Buffer, Geometry, Listed, Result as HalResult};
 use smallvec::SmallVec;
 
+use super::elsewhere::elsewhere;
 use super::node::{Chan, Core, EndRef, Imp, InKind, KArg, KLaunch, Link, Node, Out, Own};
 use crate::block::{Datablock, Signals};
 use crate::error::{Error, TaskError};
@@ -472,11 +473,9 @@ fn invoke(core: &Core, node: &Node, own: &mut Own, device: usize, worker: &Worke
     let geometry = geometry.unwrap_or_else(|| node.geometry_now());
     let iteration = own.iteration;
     let mut result = dispatch(core, node, own, device, geometry, iteration);
-    // What is overwritten in place may be half done: only what has its inputs still can be tried elsewhere.
-    while let (Err(why), true) = (&result, node.outputs.iter().all(|o| o.from_input.is_none())) {
-        let (failed, why) = (own.device, why.to_string());
-        let Some(other) = instead(core, own, failed, &why) else { break };
-        node.refused.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push((failed, why));
+    while let Err(why) = &result
+        && let Some(other) = elsewhere(core, node, own, why)
+    {
         own.device = other;
         // What the one that failed has said of its outputs goes for nothing.
         own.outs.iter().flatten().for_each(Datablock::unmark);
@@ -495,19 +494,6 @@ fn invoke(core: &Core, node: &Node, own: &mut Own, device: usize, worker: &Worke
         }
     }
     result
-}
-
-/// Where what failed on a device is done instead: under adaptive placement anywhere else, otherwise if that device is lost.
-#[cold]
-fn instead(core: &Core, own: &mut Own, failed: usize, why: &str) -> Option<usize> {
-    let rt = &core.runtime;
-    rt.dispatcher.look_for_lost(&rt.devices);
-    if let Some(a) = &mut own.adapt {
-        return a.instead(failed, why);
-    }
-    rt.devices[failed].lost()?;
-    // Each that was tried is lost, too, so this comes to an end.
-    own.imps.iter().map(|(d, _)| *d).find(|d| rt.devices[*d].lost().is_none())
 }
 
 /// Gives the outputs the invocation's marks, and the sizes that Meta ports say.

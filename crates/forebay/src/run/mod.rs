@@ -2,6 +2,7 @@
 
 pub(crate) mod device;
 mod dispatch;
+mod elsewhere;
 mod exec;
 mod fuse;
 mod gate;

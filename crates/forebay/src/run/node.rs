@@ -11,6 +11,7 @@ use forebay_policy::{DeviceSet, MAX_PLACED};
 use smallvec::SmallVec;
 
 use super::dispatch::Running;
+use super::elsewhere::Full;
 use super::host::HostEnd;
 use super::life::Life;
 use super::notify::Notify;
@@ -359,6 +360,8 @@ pub(crate) struct Own {
     pub(crate) running: Running,
     /// Adaptive placement, for tasks that can run on several devices.
     pub(crate) adapt: Option<Box<Adapt>>,
+    /// Devices that had no room for it.
+    pub(crate) full: Full,
     /// Buffers of the current launch, kept for their capacity.
     pub(crate) in_buffers: Vec<Option<Buffer>>,
     pub(crate) out_buffers: Vec<Option<Buffer>>,
@@ -373,6 +376,7 @@ impl Own {
     /// Back to the beginning; drops every block. What failed may be tried again.
     pub(crate) fn reset(&mut self) {
         self.adapt.iter_mut().for_each(|a| a.forgive());
+        self.full = Full::default();
         self.ins.iter_mut().for_each(|b| *b = None);
         self.outs.iter_mut().for_each(|b| *b = None);
         self.holding = false;
@@ -418,6 +422,7 @@ impl Node {
                 device: 0,
                 running: Running::default(),
                 adapt,
+                full: Full::default(),
                 in_buffers: inputs.iter().map(|_| None).collect(),
                 out_buffers: outputs.iter().map(|_| None).collect(),
             }),
