@@ -7,7 +7,9 @@ use std::time::Duration;
 use forebay::hal::sim::{Model, SimDevice};
 use forebay::hal::{self, Device};
 use forebay::place::Models;
-use forebay::{Arg, Drain, Error, Feed, Graph, Kind, Launch, Mode, Running, Runtime, Source, Task, Template};
+use forebay::{
+    Arg, Datablock, Drain, Error, Feed, Graph, Kind, Launch, Mode, Running, Runtime, Source, Task, Template,
+};
 
 const N: usize = 1000;
 const TASKS: u32 = 3;
@@ -188,6 +190,35 @@ fn what_is_done_in_place_fails_once() {
         let failed = failed.count();
         // Adaptive placement may have left it already.
         assert!(failed == 1 || failed == 0 && mode == Mode::Adaptive, "{mode}: {failed}");
+    }
+}
+
+#[test]
+fn calls_go_on_without_a_device_that_is_lost() {
+    for mode in Mode::ALL {
+        let (gone, rt) = two(mode, true);
+        let called = rt.accelerate(3, || task("called", &[Kind::Cpu, Kind::Sim])).unwrap();
+        let call = |v: u32| -> Result<Vec<u32>, Error> {
+            let x = Datablock::from_slice(Template::array::<u32>([N]), &[v; N])?;
+            Ok(called.call(&[x])?[0].as_slice::<u32>()?.to_vec())
+        };
+        (0..20).for_each(|v| assert_eq!(call(v).unwrap(), [2 * v + 1; N]));
+        assert!(gone.launches() > 0, "{mode}");
+        // Some are under way, and may be lost: their results were there.
+        let under_way: Vec<_> = (0..3u32)
+            .map(|v| {
+                let x = Datablock::from_slice(Template::array::<u32>([N]), &[v; N]).unwrap();
+                called.spawn(&[x]).unwrap()
+            })
+            .collect();
+        gone.unplug();
+        for (v, pending) in (0u32..).zip(under_way) {
+            match pending.wait().and_then(|out| Ok(out[0].as_slice::<u32>()?.to_vec())) {
+                Ok(y) => assert_eq!(y, [2 * v + 1; N]),
+                Err(why) => assert!(why.to_string().contains("lost"), "{mode}: {why}"),
+            }
+        }
+        (0..20).for_each(|v| assert_eq!(call(v).unwrap(), [2 * v + 1; N], "{mode}"));
     }
 }
 
