@@ -201,6 +201,57 @@ int32_t forebay_block_share(const forebay_block *block, forebay_block **other);
 // Gives a block back.
 void forebay_block_free(forebay_block *block);
 
+// Makes a task that is called like a function, each call on the device that is predicted to end it first, if the runtime's mode
+// is "adaptive"; takes the task.
+int32_t forebay_accelerate(const forebay_runtime *runtime,
+                           forebay_task *task,
+                           forebay_accelerated **made);
+
+// The same with a lane for each of `n` tasks that are all alike, at most 16: so many calls are done side by side. Takes all
+// tasks.
+int32_t forebay_accelerate_lanes(const forebay_runtime *runtime,
+                                 forebay_task *const *tasks,
+                                 size_t n,
+                                 forebay_accelerated **made);
+
+// Calls it with blocks for its inputs in the order of their ports, which stay the caller's, and waits for its outputs, which
+// are the caller's then.
+int32_t forebay_call(const forebay_accelerated *task,
+                     const forebay_block *const *inputs,
+                     size_t n_inputs,
+                     forebay_block **outputs,
+                     size_t n_outputs);
+
+// Calls it and does not wait: the outputs come by [`forebay_wait`]. Waits only while each lane has as many calls as it may.
+int32_t forebay_spawn(const forebay_accelerated *task,
+                      const forebay_block *const *inputs,
+                      size_t n_inputs,
+                      forebay_pending **call);
+
+// The same, and waits so long for that at most, ms: 0 not at all, FOREBAY_FOREVER as long as it takes. FOREBAY_AGAIN when there
+// was no room.
+int32_t forebay_spawn_within(const forebay_accelerated *task,
+                             const forebay_block *const *inputs,
+                             size_t n_inputs,
+                             int64_t wait_ms,
+                             forebay_pending **call);
+
+// Waits for the outputs of a call, which are the caller's then; takes the call.
+int32_t forebay_wait(forebay_pending *call, forebay_block **outputs, size_t n_outputs);
+
+// The same, and waits so long at most, ms: 0 not at all, FOREBAY_FOREVER as long as it takes. FOREBAY_AGAIN when the outputs
+// did not come: only then the call is not taken, and can be waited for again.
+int32_t forebay_wait_within(forebay_pending *call,
+                            int64_t wait_ms,
+                            forebay_block **outputs,
+                            size_t n_outputs);
+
+// Gives up a call whose outputs nobody wants.
+void forebay_pending_free(forebay_pending *call);
+
+// Gives it back.
+void forebay_accelerated_free(forebay_accelerated *task);
+
 // Pursues a goal from now on: "throughput" (`value` of what the tracker counts in a second), "latency" (`value` seconds for a
 // call), "deadline" (all of the work, of which the tracker says the part that is done, within `value` seconds), or "least" (of
 // what the tracker says). Every half second the tracker is asked; while the goal is missed the task gets more lanes, then a
@@ -360,42 +411,6 @@ int32_t forebay_reset(const forebay_running *running);
 
 // FOREBAY_OK while nothing has failed; otherwise why the graph stopped.
 int32_t forebay_running_error(const forebay_running *running);
-
-// Makes a task that is called like a function, each call on the device that is predicted to end it first, if the runtime's mode
-// is "adaptive"; takes the task.
-int32_t forebay_accelerate(const forebay_runtime *runtime,
-                           forebay_task *task,
-                           forebay_accelerated **made);
-
-// The same with a lane for each of `n` tasks that are all alike, at most 16: so many calls are done side by side. Takes all
-// tasks.
-int32_t forebay_accelerate_lanes(const forebay_runtime *runtime,
-                                 forebay_task *const *tasks,
-                                 size_t n,
-                                 forebay_accelerated **made);
-
-// Calls it with blocks for its inputs in the order of their ports, which stay the caller's, and waits for its outputs, which
-// are the caller's then.
-int32_t forebay_call(const forebay_accelerated *task,
-                     const forebay_block *const *inputs,
-                     size_t n_inputs,
-                     forebay_block **outputs,
-                     size_t n_outputs);
-
-// Calls it and does not wait: the outputs come by [`forebay_wait`]. Waits only while each lane has as many calls as it may.
-int32_t forebay_spawn(const forebay_accelerated *task,
-                      const forebay_block *const *inputs,
-                      size_t n_inputs,
-                      forebay_pending **call);
-
-// Waits for the outputs of a call, which are the caller's then; takes the call.
-int32_t forebay_wait(forebay_pending *call, forebay_block **outputs, size_t n_outputs);
-
-// Gives up a call whose outputs nobody wants.
-void forebay_pending_free(forebay_pending *call);
-
-// Gives it back.
-void forebay_accelerated_free(forebay_accelerated *task);
 
 // Makes a task of this name.
 int32_t forebay_task_new(const char *name, forebay_task **task);

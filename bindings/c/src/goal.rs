@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use forebay::place::{Decision, Goal, Pursuit};
 
-use crate::run::forebay_accelerated;
+use crate::call::forebay_accelerated;
 use crate::task::{User, forebay_release};
 use crate::{FOREBAY_FAILED, Failure, free, give, invalid, shared, status, text};
 

@@ -16,6 +16,7 @@
 #![allow(non_camel_case_types, reason = "the names are C's")]
 
 mod block;
+mod call;
 mod goal;
 mod graph;
 mod grid;

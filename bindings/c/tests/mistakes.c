@@ -50,6 +50,12 @@ static int doubles(forebay_invocation *in, void *user) {
   ++*(int *)user;
   return forebay_invocation_set_records(in, "y", n / 4);
 }
+// The same once it may.
+static int waits(forebay_invocation *in, void *user) {
+  while (!atomic_load((atomic_int *)user)) {}
+  int count = 0;
+  return doubles(in, &count);
+}
 
 // What a program with a goal is asked, how low it is to work, and how often it was let go.
 typedef struct {
@@ -469,10 +475,36 @@ int main(int argc, char **argv) {
   forebay_accelerated_free(f);
   if (released != 7) return 7;
 
+  // With a limit to the waiting, for outputs and for room. What did not come can be waited for again.
+  atomic_int gate = 0;
+  GOOD(forebay_accelerate(rt, task("slow", waits, &gate), &f));
+  EXPECT(FOREBAY_INVALID, forebay_spawn_within(f, in, 1, 0, NULL), "NULL");
+  GOOD(forebay_spawn_within(f, in, 1, 0, &first));
+  EXPECT(FOREBAY_AGAIN, forebay_wait_within(first, 0, out, 1), "");
+  EXPECT(FOREBAY_AGAIN, forebay_wait_within(first, 20, out, 1), "");
+  forebay_pending *more[100];
+  int n_more = 0, status = FOREBAY_OK;
+  while (n_more < 100 && !(status = forebay_spawn_within(f, in, 1, n_more % 2, &more[n_more]))) n_more++;
+  if (status != FOREBAY_AGAIN || !n_more) return 16;
+  atomic_store(&gate, 1);
+  GOOD(forebay_wait_within(first, FOREBAY_FOREVER, out, 1));
+  GOOD(forebay_block_data(out[0], &data, &n));
+  if (n != 12 || ((const uint32_t *)data)[0] != 2) return 17;
+  forebay_block_free(out[0]);
+  // It has come by now, and is there for who does not wait.
+  while ((status = forebay_wait_within(more[0], 0, out, 1)) == FOREBAY_AGAIN) milliseconds(1);
+  GOOD(status);
+  forebay_block_free(out[0]);
+  for (int i = 1; i < n_more; i++) forebay_pending_free(more[i]);
+  GOOD(forebay_spawn_within(f, in, 1, FOREBAY_FOREVER, &first));
+  EXPECT(FOREBAY_INVALID, forebay_wait_within(first, 1000, out, 2), "1 outputs");
+  EXPECT(FOREBAY_INVALID, forebay_wait_within(NULL, 0, out, 1), "NULL");
+  forebay_accelerated_free(f);
+
   // On several lanes, which are all taken, whatever comes of it.
   forebay_task *lanes[2] = {task("f", doubles, &calls), NULL};
   EXPECT(FOREBAY_INVALID, forebay_accelerate_lanes(rt, lanes, 2, &f), "a task is NULL");
-  if (released != 8) return 10;
+  if (released != 9) return 10;
   EXPECT(FOREBAY_INVALID, forebay_accelerate_lanes(rt, NULL, 2, &f), "NULL");
   EXPECT(FOREBAY_FAILED, forebay_accelerate_lanes(rt, lanes, 0, &f), "0 lanes");
   lanes[0] = task("f", doubles, &calls);
@@ -514,7 +546,7 @@ int main(int argc, char **argv) {
   if (atomic_load(&goal.told) != told) return 17;
   forebay_block_free(b);
   forebay_accelerated_free(f);
-  if (released != 10) return 12;
+  if (released != 11) return 12;
 
   pthread_t thread;
   void *result;
