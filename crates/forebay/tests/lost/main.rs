@@ -1,6 +1,8 @@
 //! A device that falls off while graphs run, or has no room: what was under way on it fails and says so, and everything else
 //! goes on.
 
+mod random;
+
 use std::sync::Arc;
 use std::time::Duration;
 
