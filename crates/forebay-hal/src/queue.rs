@@ -64,7 +64,7 @@ pub trait Queue: Send {
     fn fill(&mut self, dst: &Buffer, offset: usize, bytes: usize, value: u8) -> Result<()>;
 
     /// Calls `f` once everything before it is finished; never if the device is lost before. `f` must not call into this
-    /// queue.
+    /// queue. Where commands run beside the host, so does it: whoever issues it does not wait for it.
     fn host_fn(&mut self, f: HostFn) -> Result<()>;
 
     /// Submits everything so far and returns the fence behind it.

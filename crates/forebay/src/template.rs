@@ -151,12 +151,15 @@ impl Template {
     /// Checks the sizes.
     ///
     /// # Errors
-    /// [`Error::Size`] for a zero dimension, a stride shorter than a row or not a multiple of the element, or more than
-    /// [`Template::MAX_BYTES`].
+    /// [`Error::Size`] for a zero dimension, a stride shorter than a row or not a multiple of the element, records or bytes in
+    /// rows, or more than [`Template::MAX_BYTES`].
     pub fn validate(&self, what: &str) -> Result<()> {
         let bad = |why: String| Err(Error::Size { what: what.into(), why });
         if self.dims.contains(&0) || self.elem.size() == 0 {
             return bad(format!("a dimension of {self} is zero"));
+        }
+        if self.layout != Layout::Array && (self.dims[1..] != [1, 1] || self.stride != 0) {
+            return bad(format!("{self} has rows, and only arrays have"));
         }
         if self.stride != 0
             && (self.stride < self.dims[0].saturating_mul(self.elem.size())
@@ -186,8 +189,8 @@ impl Template {
             if self.row_bytes() != to.row_bytes() {
                 return Some(format!("strides differ: {} and {}", self.row_bytes(), to.row_bytes()));
             }
-        } else if self.dims[0] > to.dims[0] {
-            return Some(format!("up to {} do not fit into {}", self.dims[0], to.dims[0]));
+        } else if self.elements() > to.elements() {
+            return Some(format!("up to {} do not fit into {}", self.elements(), to.elements()));
         }
         None
     }

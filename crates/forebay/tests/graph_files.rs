@@ -307,3 +307,31 @@ fn mistakes_of_each_part_have_their_place() {
         }
     }
 }
+
+/// `copy` is of bytes, which may be another port's elements, and of no more than there is room for.
+#[test]
+fn copies_of_other_types_are_as_long_as_their_bytes() {
+    let copied = |from: &str, to: &str, given: &[f64]| {
+        let text = format!(
+            "[[task]]\nname = \"c\"\nhost = \"copy\"\ninputs = [{{ name = \"x\", type = \"{from}\" }}]\n\
+             outputs = [{{ name = \"y\", type = \"{to}\" }}]\n[[feed]]\nto = \"c.x\"\n[[drain]]\nfrom = \"c.y\"\n"
+        );
+        let g = parse(&text, &Library::standard()).unwrap();
+        let (x, y) = (feed(&g, "c.x"), drain(&g, "c.y"));
+        let run = cpu().start(g).unwrap();
+        run.push(x, Datablock::from_slice(from.parse().unwrap(), given)?)?;
+        Ok::<_, Error>(run.pull_timeout(y, Duration::from_secs(20))?.as_bytes()?.to_vec())
+    };
+    let numbers = [1.5f64, -2.5, 1e300, 0.0];
+    let bytes: Vec<u8> = numbers.iter().flat_map(|v| v.to_ne_bytes()).collect();
+    for (from, to) in [("f64[4]", "u8[32]"), ("f64<=4", "u8<=100"), ("f64[4]", "f64<=9"), ("f64<=9", "f64[2x2]")] {
+        assert_eq!(copied(from, to, &numbers).unwrap(), bytes, "{from} {to}");
+    }
+    let many = [1.0; 64];
+    for (from, to) in
+        [("f64[64]", "u8[64]"), ("f64<=100", "u8<=100"), ("f64<=64", "f64[65]"), ("f64[64]", "record7<=99")]
+    {
+        let why = copied(from, to, &many).unwrap_err().to_string();
+        assert!(why.contains("512 B"), "{from} {to}: {why}");
+    }
+}

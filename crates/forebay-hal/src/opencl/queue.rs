@@ -1,7 +1,6 @@
 //! An OpenCL command queue: in order for whoever uses it ([`super::order`] has the rules).
 
 use std::collections::VecDeque;
-use std::ffi::c_void;
 use std::ptr::{null, null_mut};
 use std::sync::{Arc, OnceLock, PoisonError};
 
@@ -212,19 +211,32 @@ fn release(event: cl_event) {
     let _ = unsafe { event::release_event(event) };
 }
 
-/// A function of the host, and the event that says that it has returned.
+/// A function of the host, what it comes behind, and what says that it has returned.
 struct Called {
     f: HostFn,
+    before: cl_event,
     returned: cl_event,
 }
 
-extern "C" fn called(_: cl_event, status: cl_int, data: *mut c_void) {
-    // SAFETY: the pointer was made by `Box::into_raw` in `host_fn`, and the driver calls back once.
-    let Called { f, returned } = *unsafe { Box::from_raw(data.cast::<Called>()) };
-    // A panic must not unwind into the driver.
-    let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f));
-    let _ = event::set_user_event_status(returned, status.min(event::CL_COMPLETE));
-    release(returned);
+// SAFETY: events may be used by any thread, and these are this value's.
+unsafe impl Send for Called {}
+
+impl Called {
+    /// Not a callback of the driver's: that comes on the thread that asks for it if there is nothing to wait for, and whoever
+    /// waits in it keeps a thread of the driver's.
+    fn run(self) {
+        let status = match event::wait_for_events(&[self.before]) {
+            Ok(()) => {
+                // A panic is nobody's.
+                let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(self.f));
+                event::CL_COMPLETE
+            }
+            Err(code) => code.min(-1),
+        };
+        let _ = event::set_user_event_status(self.returned, status);
+        release(self.before);
+        release(self.returned);
+    }
 }
 
 struct Pending {
@@ -429,21 +441,18 @@ impl Queue for ClQueue {
     fn host_fn(&mut self, f: HostFn) -> Result<()> {
         self.alive()?;
         let name = self.context.name.clone();
-        let marker = self.marker()?;
+        let before = self.marker()?;
         // Reached when the function has returned; everything else waits for it (rule 4).
         let made = event::create_user_event(self.context.id);
-        let returned = check("clCreateUserEvent", &name, made).inspect_err(|_| release(marker))?;
-        // SAFETY: the event is ours; this handle is the callback's.
+        let returned = check("clCreateUserEvent", &name, made).inspect_err(|_| release(before))?;
+        // SAFETY: the event is ours; this handle is the thread's.
         let _ = unsafe { event::retain_event(returned) };
-        let data: *mut c_void = Box::into_raw(Box::new(Called { f, returned })).cast();
-        let set = event::set_event_callback(marker, event::CL_COMPLETE, called, data);
-        release(marker);
-        if let Err(code) = set {
-            // SAFETY: the driver refused the pointer, so it is still ours.
-            drop(unsafe { Box::from_raw(data.cast::<Called>()) });
-            release(returned);
-            release(returned);
-            return check("clSetEventCallback", &name, Err(code));
+        let called = Called { f, before, returned };
+        let thread = std::thread::Builder::new().name("forebay-host-fn".into()).spawn(move || called.run());
+        if let Err(e) = thread {
+            // The function is gone with the thread that there is not; the events are not.
+            [before, returned, returned].into_iter().for_each(release);
+            return Err(Error::Unsupported { device: name, what: format!("another thread: {e}") });
         }
         // SAFETY: one event, which is ours.
         let made = unsafe { cq::enqueue_barrier_with_wait_list(self.id.0, 1, &returned) };

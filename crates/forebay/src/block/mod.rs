@@ -107,6 +107,12 @@ unsafe impl Send for Inner {}
 unsafe impl Sync for Inner {}
 
 impl Inner {
+    /// Whether it has room for so many elements.
+    #[inline]
+    pub(crate) fn has_room(&self, elements: usize) -> bool {
+        self.template.dims[0] >= elements || self.template.elements() >= elements
+    }
+
     /// As it came from its pool: full, without marks and metadata.
     #[inline]
     fn unmark(&self) {
@@ -196,20 +202,25 @@ impl Datablock {
     /// # Errors
     /// [`Error::Block`] when the number of bytes does not fit the template.
     pub fn from_bytes(template: Template, bytes: &[u8]) -> Result<Self> {
-        let size = template.elem.size().max(1);
-        let array = template.layout == Layout::Array;
-        if bytes.len() > template.bytes()
-            || !bytes.len().is_multiple_of(size)
-            || (array && bytes.len() != template.bytes())
-        {
-            return Err(Error::Block { block: template.to_string(), want: format!("{} B were given", bytes.len()) });
-        }
-        let mut b = Self::zeroed(template)?;
-        if !array {
-            b.set_records(bytes.len() / size)?;
-        }
-        b.host_mut_bytes(false)?[..bytes.len()].copy_from_slice(bytes);
+        let b = Self::zeroed(template)?;
+        b.set_bytes(bytes)?;
         Ok(b)
+    }
+
+    /// Overwrites the block, a sole handle, with these bytes.
+    pub(crate) fn set_bytes(&self, bytes: &[u8]) -> Result<()> {
+        let t = self.template();
+        let (size, array) = (t.elem.size().max(1), t.layout == Layout::Array);
+        if bytes.len() > t.bytes() || !bytes.len().is_multiple_of(size) || (array && bytes.len() != t.bytes()) {
+            return Err(Error::Block { block: t.to_string(), want: format!("{} B were given", bytes.len()) });
+        }
+        if !array {
+            self.set_records(bytes.len() / size)?;
+        }
+        let p = self.write_host(false)?;
+        // SAFETY: the host view has the template's size, which is no less; as a sole handle's it overlaps with no other's bytes.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), p, bytes.len()) };
+        Ok(())
     }
 
     /// A block with one element.

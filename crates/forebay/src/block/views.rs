@@ -472,8 +472,15 @@ impl Datablock {
         device.or(v.host_state.valid().then_some(0))
     }
 
-    /// A copy of `self`'s bytes in `to` (a fresh sole handle of the same template), made where they are.
+    /// A copy of `self`'s bytes in `to` (a fresh sole handle), made where they are.
+    ///
+    /// # Errors
+    /// [`Error::Block`] where they do not fit; device errors.
     pub(crate) fn copy_to(&self, to: &Datablock) -> Result<()> {
+        if let Some(why) = self.template().differs(&to.template()) {
+            let want = format!("room for {} is wanted: {why}", self.template());
+            return Err(Error::Block { block: to.template().to_string(), want });
+        }
         to.set_records(self.records())?;
         if self.inner().has_meta.load(Ordering::Relaxed)
             && let Some(meta) = self.meta()
@@ -496,7 +503,8 @@ impl Datablock {
             }
             None => {
                 let (from, into) = (self.read_host()?, to.write_host(false)?);
-                // SAFETY: both views have the template's size; `to` is a sole handle, so they do not overlap.
+                // SAFETY: both views have their template's size, of which neither is less than `bytes`; `to` is a sole handle, so
+                // they do not overlap.
                 unsafe { std::ptr::copy_nonoverlapping(from, into, bytes) };
             }
         }

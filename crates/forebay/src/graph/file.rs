@@ -71,8 +71,13 @@ impl Library {
         };
         let copy = || -> Work {
             Box::new(|inv| {
+                let from = inv.block(0)?;
                 for o in inv.outputs.iter().flatten() {
-                    inv.block(0)?.copy_to(o)?;
+                    if o.template() == from.template() {
+                        from.copy_to(o)?;
+                    } else {
+                        o.set_bytes(from.as_bytes()?)?;
+                    }
                 }
                 Ok(())
             })

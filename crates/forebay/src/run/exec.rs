@@ -389,11 +389,11 @@ fn invoke_simple(core: &Core, node: &Node, own: &mut Own, worker: &Worker) -> Re
     result
 }
 
-/// A block for an output: what came in if nobody else holds it, else a copy; or a fresh one.
+/// A block for an output: what came in if nobody else holds it and it has the port's room, else a copy; or a fresh one.
 #[inline(always)]
 fn sole(o: &Out, taken: Option<Datablock>) -> Result<Datablock, TaskError> {
     match taken {
-        Some(b) if b.is_unique() => Ok(b),
+        Some(b) if b.is_unique() && b.inner().has_room(o.room) => Ok(b),
         Some(shared) => {
             let copy = o.pool.acquire();
             shared.copy_to(&copy)?;
@@ -570,8 +570,15 @@ fn dispatch(
             d.invocations.fetch_add(1, Ordering::Relaxed);
             Ok(())
         }
-        Imp::Kernels { launches, scratch, next, reads, writes, numbers, recorded } => {
+        Imp::Kernels { launches, scratch, next, reads, writes, numbers, rooms, recorded } => {
             let d = &core.runtime.devices[device];
+            for (i, room) in rooms.iter() {
+                if let Some(b) = ins[*i].take_if(|b| !b.inner().has_room(room.elements())) {
+                    let roomy = Datablock::zeroed(*room)?.with_signals(b.signals());
+                    b.copy_to(&roomy)?;
+                    ins[*i] = Some(roomy);
+                }
+            }
             if *numbers != 0 {
                 // Before the queue is locked: a number that a device made is fetched by way of that.
                 let given = ins.iter().enumerate().filter(|(i, _)| *numbers & 1 << i != 0);

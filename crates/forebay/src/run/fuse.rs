@@ -6,8 +6,8 @@
 //!    ports, and no iteration groups. Everything about one invocation is known beforehand, save the geometry. Under data-aware
 //!    scheduling, where the CPU only helps out if all that are stronger have enough to do, its implementation does not count,
 //!    and a region has none.
-//! 2. A channel inside a region has no predicate, does not end in a Sticky port, and is the only one from its port if
-//!    the block is overwritten in place behind it.
+//! 2. A channel inside a region has no predicate, does not end in a Sticky port, has one template at both ends (a port may have
+//!    room for more than comes), and is the only one from its port if the block is overwritten in place behind it.
 //! 3. Whatever leaves a region depends on everything that enters it, and so does every task at its end. So running the
 //!    region at once withholds nothing that the tasks alone would have given.
 //! 4. What the channels inside would have held, the channels into the region hold instead: a program that pushes ahead
@@ -102,6 +102,7 @@ impl<'a> Planner<'a> {
                 && g.tasks[a].priority == g.tasks[b].priority
                 && c.predicate == Predicate::Always
                 && g.tasks[b].inputs[q].kind == PortKind::Input
+                && g.tasks[b].inputs[q].template.elements() == g.tasks[a].outputs[p].template.elements()
                 && (!in_place || g.out_of[a][p].len() == 1)
         };
         let joins: Vec<bool> = g.channels.iter().map(joins).collect();

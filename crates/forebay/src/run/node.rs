@@ -153,6 +153,8 @@ pub(crate) struct Out {
     pub(crate) channels: SmallVec<[u32; 4]>,
     pub(crate) pool: PoolRef,
     pub(crate) from_input: Option<u32>,
+    /// Records or bytes that a block here has room for: what comes in may have less. 0 for arrays, which are all alike.
+    pub(crate) room: usize,
 }
 
 /// The channels of a task with one input and at most one channel out.
@@ -212,6 +214,8 @@ pub(crate) enum Imp {
         writes: u64,
         /// Bit `i`: the number at input `i` is.
         numbers: u64,
+        /// What an argument at an input has room for, where blocks may come that have less.
+        rooms: Few<(usize, Template)>,
         recorded: Recorded,
     },
     /// With memory of the device for its ports' spans, from the first invocation on.

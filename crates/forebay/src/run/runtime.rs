@@ -27,9 +27,11 @@ use super::scratch::MAX_APART;
 use super::trace::{Copies, CopySpan, TRACE_VARIABLE, Trace, monotonic_ns};
 use crate::block::Pool;
 use crate::error::{Error, Result};
+use crate::graph::task::InPort;
 use crate::graph::{Arg, End, Graph, Impl, Launch, PortKind, Task};
 use crate::place::{Adapt, Load, Models};
 use crate::resident::Resident;
+use crate::template::Layout;
 
 /// Most devices of a runtime, with the CPU.
 pub const MAX_DEVICES: usize = MAX_PLACED;
@@ -526,6 +528,7 @@ impl Runtime {
                 channels: channels.iter().copied().collect(),
                 pool: PoolRef(Pool::new(p.template, rt.pinned.clone())),
                 from_input: p.from_input.map(|i| i as u32),
+                room: if p.template.layout == Layout::Array { 0 } else { p.template.elements() },
             })
             .collect();
         let hint = task.hint.as_ref().and_then(|h| task.inputs.iter().position(|p| p.name == *h)).map(|i| i as u32);
@@ -606,6 +609,10 @@ impl Runtime {
                             _ => {}
                         }
                     }
+                    let varies = |(i, p): (usize, &InPort)| {
+                        (reads >> i & 1 != 0 && p.template.layout != Layout::Array).then_some((i, p.template))
+                    };
+                    let rooms = in_ports.iter().enumerate().filter_map(varies).collect();
                     // What no kernel of this device uses takes no memory there.
                     let used = |i: usize| {
                         let mut all = compiled.iter().flat_map(|l| l.args.iter());
@@ -629,6 +636,7 @@ impl Runtime {
                             reads,
                             writes,
                             numbers,
+                            rooms,
                             recorded: Recorded::default(),
                         },
                     ));
