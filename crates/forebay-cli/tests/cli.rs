@@ -333,6 +333,13 @@ fn a_process_is_moved_off_its_gpu_and_back_with_the_stand_in() {
         forebay(&["checkpoint", "41"])
     });
     assert!(good && state(41) == "2", "{said}");
+    // What has something on the GPU that does not end is not waited for longer than was said, however short that is.
+    std::fs::write(states.join("44"), "0").unwrap();
+    std::fs::write(states.join("44.long"), "").unwrap();
+    let begun = std::time::Instant::now();
+    let (good, said) = forebay(&["checkpoint", "--patience", "0", "44"]);
+    assert!(!good && said.contains("was not done in time") && state(44) == "0", "{said}");
+    assert!(begun.elapsed() < std::time::Duration::from_secs(60));
     std::fs::write(states.join("41.unlocked"), "").unwrap();
     assert_eq!(forebay(&["restore", "41"]), (true, "41: goes on\n".into()));
     std::fs::remove_dir_all(states).unwrap();

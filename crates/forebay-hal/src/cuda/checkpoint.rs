@@ -95,12 +95,13 @@ impl Checkpoints {
         }
     }
 
-    /// Waits for what the process has on the GPU, for at most `patience`, and lets nothing begin.
+    /// Waits for what the process has on the GPU, for at most `patience` (a millisecond at least), and lets nothing begin.
     ///
     /// # Errors
     /// The driver's: not ready in time, for instance. The process goes on then.
     pub fn lock(&self, pid: u32, patience: Duration) -> Result<()> {
-        let timeout_ms = c_uint::try_from(patience.as_millis()).unwrap_or(c_uint::MAX);
+        // To the driver 0 is no limit at all.
+        let timeout_ms = c_uint::try_from(patience.as_millis()).unwrap_or(c_uint::MAX).max(1);
         self.call(
             "cuCheckpointProcessLock",
             self.calls.lock,

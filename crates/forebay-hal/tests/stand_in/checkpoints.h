@@ -28,7 +28,8 @@ API int cuCheckpointProcessLock(int pid, void* args) {
   if (std::ifstream(state_file(pid) + ".long")) {
     unsigned ms = args ? *(unsigned*)args : 0;
     std::ofstream(state_file(pid) + ".long", std::ios::app) << ms << "\n";
-    usleep(ms * 1000);
+    // 0 is no limit.
+    usleep((ms ? ms : 600000) * 1000);
     return NOT_READY;
   }
   return stop(pid, step(pid, 0, 1), SIGSTOP);
