@@ -107,10 +107,10 @@ unsafe impl Send for Inner {}
 unsafe impl Sync for Inner {}
 
 impl Inner {
-    /// Whether it has room for so many elements.
+    /// Whether it has room for so many records or bytes, of which its template has one dimension.
     #[inline]
-    pub(crate) fn has_room(&self, elements: usize) -> bool {
-        self.template.dims[0] >= elements || self.template.elements() >= elements
+    pub(crate) fn has_room(&self, records: usize) -> bool {
+        self.template.dims[0] >= records
     }
 
     /// As it came from its pool: full, without marks and metadata.

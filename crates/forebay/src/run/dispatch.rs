@@ -149,10 +149,11 @@ impl Dispatcher {
         lost
     }
 
-    /// Those of the devices that are neither lost nor full; all of them if there is none.
+    /// Those of the devices that are neither lost nor full; if there is none, those that may have room again; or all.
     fn left_of(&self, devices: DeviceSet, full: DeviceSet) -> DeviceSet {
-        let left = devices.and(DeviceSet(!(self.lost.load(Ordering::Relaxed) | full.0)));
-        if left.is_empty() { devices } else { left }
+        let there = devices.and(DeviceSet(!self.lost.load(Ordering::Relaxed)));
+        let left = [there.and(DeviceSet(!full.0)), there];
+        left.into_iter().find(|d| !d.is_empty()).unwrap_or(devices)
     }
 
     /// Takes ownership of a ready task, then starts what can start. True when the caller owns it again, with a slot of its

@@ -1,7 +1,8 @@
 //! Where an invocation is done that has failed on a device.
 //!
 //! Rules:
-//! 1. Only what has its inputs yet is done anew: where outputs overwrite inputs in place they may be half done.
+//! 1. Only what has its inputs yet is done anew: where outputs overwrite inputs in place they may be half done, and the graph
+//!    fails. Once it is reset rules 4 and 5 hold for such tasks, too.
 //! 2. Under adaptive placement the next best implementation does it, whatever failed; what failed is not chosen again until the
 //!    graph is reset.
 //! 3. Otherwise an implementation fails its graph, unless the device is lost, or has no room for the invocation's memory: the
@@ -39,15 +40,15 @@ impl Full {
 /// Which device is to do what has failed on `own.device`, if one is left.
 #[cold]
 pub(crate) fn elsewhere(core: &Core, node: &Node, own: &mut Own, why: &TaskError) -> Option<usize> {
-    if node.outputs.iter().any(|o| o.from_input.is_some()) {
-        return None;
-    }
     let (rt, failed) = (&core.runtime, own.device);
     let lost = rt.dispatcher.look_for_lost(&rt.devices);
     let (is_lost, is_full) = (lost.has(failed), is_out_of_memory(why) && !rt.devices[failed].is_host());
     if is_full {
         let now = rt.now_ns();
         own.full = Full { devices: own.full.at(now).with(failed), until_ns: now.saturating_add(PAUSE_NS) };
+    }
+    if node.outputs.iter().any(|o| o.from_input.is_some()) {
+        return None;
     }
     let not = DeviceSet(lost.0 | own.full.at(rt.now_ns()).0);
     let why = why.to_string();

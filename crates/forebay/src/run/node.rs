@@ -380,7 +380,6 @@ impl Own {
     /// Back to the beginning; drops every block. What failed may be tried again.
     pub(crate) fn reset(&mut self) {
         self.adapt.iter_mut().for_each(|a| a.forgive());
-        self.full = Full::default();
         self.ins.iter_mut().for_each(|b| *b = None);
         self.outs.iter_mut().for_each(|b| *b = None);
         self.holding = false;

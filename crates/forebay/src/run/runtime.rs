@@ -328,7 +328,8 @@ impl Runtime {
     }
 
     /// Which devices run no kernels, and why, as far as is known: for want of a compiler, because they are lost, or, of devices
-    /// that nobody named, since a graph found that they cannot be used. What has another implementation runs elsewhere, and nothing else says so.
+    /// that nobody named, since a graph found that they cannot be used. What has another implementation runs elsewhere, and
+    /// nothing else says so.
     pub fn unused(&self) -> Vec<(String, forebay_hal::Error)> {
         let why = |d: &Arc<DeviceHandle>| {
             let why = d.device.compiles().err().or_else(|| self.refusal(d))?;
