@@ -72,6 +72,14 @@ pub enum Error {
         /// Bytes that the device has.
         limit: u64,
     },
+    /// The driver found no memory for a command, or for what belongs to one: a context, code, a queue.
+    #[error("no memory is left on {device}: {why}")]
+    Full {
+        /// Device name.
+        device: String,
+        /// The call, and what the driver said.
+        why: String,
+    },
     /// The compiler rejected a kernel.
     #[error("{device} cannot compile kernel {entry:?}:\n{log}")]
     Compile {
@@ -127,4 +135,11 @@ pub enum Error {
         /// The panic message.
         why: String,
     },
+}
+
+impl Error {
+    /// Whether the device, or the host, had no memory left for something: others may give some back.
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, Error::OutOfMemory { .. } | Error::Full { .. })
+    }
 }

@@ -224,6 +224,9 @@ impl Context {
         if sys::STICKY.contains(&code) {
             return Err(self.lose(format!("{call}: {name} ({code})")));
         }
+        if code == sys::ERROR_OUT_OF_MEMORY {
+            return Err(Error::Full { device: self.name.clone(), why: format!("{call}: {name}") });
+        }
         Err(Error::Driver(DriverError { call, code: i64::from(code), name, device: self.name.clone() }))
     }
 }
@@ -417,7 +420,7 @@ impl CudaDevice {
         if code != SUCCESS {
             let log = format!("the driver refused the binary: {} ({code})", d.error_name(code));
             c.check("cuModuleLoadData", code).map_err(|e| match e {
-                Error::Lost { .. } => e,
+                Error::Lost { .. } | Error::Full { .. } => e,
                 _ => Error::Compile { device: c.name.clone(), entry: entry.into(), log },
             })?;
         }
@@ -619,7 +622,11 @@ impl Device for CudaDevice {
         let d = c.enter()?;
         let mut p: *mut c_void = null_mut();
         // SAFETY: `p` is valid.
-        c.check("cuMemHostAlloc", unsafe { (d.cuMemHostAlloc)(&mut p, bytes.max(1), sys::MEMHOSTALLOC_PORTABLE) })?;
+        let code = unsafe { (d.cuMemHostAlloc)(&mut p, bytes.max(1), sys::MEMHOSTALLOC_PORTABLE) };
+        c.check("cuMemHostAlloc", code).map_err(|e| match e {
+            Error::Full { why, .. } => Error::Full { device: "the host".into(), why: format!("{why}, {bytes} B") },
+            e => e,
+        })?;
         let ptr = NonNull::new(p.cast::<u8>())
             .ok_or_else(|| Error::Invalid { device: c.name.clone(), what: "null page-locked memory".into() })?;
         // SAFETY: `bytes` were just allocated. Zeroed like other host memory.
@@ -658,7 +665,14 @@ impl Device for CudaDevice {
 
     fn methods(&self) -> &[Method] {
         let source = Source::CudaCpp(include_str!("../../../../device/copy.cu").into());
-        let kernel = self.copy.get_or_init(|| self.compile(&source, "forebay_copy").ok()).is_some();
+        // Where it has no room for now it may have some later.
+        let kernel = match self.copy.get() {
+            Some(kernel) => kernel.is_some(),
+            None => match self.compile(&source, "forebay_copy") {
+                Err(e) if e.is_out_of_memory() => false,
+                compiled => self.copy.get_or_init(|| compiled.ok()).is_some(),
+            },
+        };
         // Whether the driver maps memory is known only when it is asked.
         let mapped = self.windows.refusal().is_none() && self.alloc_mapped(1).is_ok_and(|b| b.is_mapped());
         match (mapped, kernel) {

@@ -152,7 +152,7 @@ impl Windows {
                 Some(Part { slab, offset, bytes })
             }
             // It may fit next time, or as an ordinary buffer.
-            Err(Error::OutOfMemory { .. }) => None,
+            Err(e) if e.is_out_of_memory() => None,
             Err(e) => {
                 let _ = self.refused.set(e.to_string());
                 None

@@ -36,6 +36,8 @@ fn check<T>(call: &'static str, device: &str, r: std::result::Result<T, cl_int>)
         let why = || format!("{call}: {name}");
         match code {
             error_codes::CL_DEVICE_NOT_AVAILABLE => Error::Lost { device: device.into(), why: why() },
+            // Drivers that give a buffer its memory when it is first used say so then.
+            error_codes::CL_MEM_OBJECT_ALLOCATION_FAILURE => Error::Full { device: device.into(), why: why() },
             _ => Error::Driver(DriverError { call, code: i64::from(code), name, device: device.into() }),
         }
     })
@@ -404,5 +406,19 @@ impl Device for ClDevice {
 
     fn allocated(&self) -> u64 {
         self.context.allocated.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_driver_says_of_a_command_is_told_apart() {
+        let of = |code| check("clEnqueueNDRangeKernel", "gpu", Err::<(), _>(code)).unwrap_err();
+        let full = of(error_codes::CL_MEM_OBJECT_ALLOCATION_FAILURE);
+        assert!(full.is_out_of_memory() && full.to_string().contains("no memory is left on gpu: clEnqueue"), "{full}");
+        assert!(matches!(of(error_codes::CL_DEVICE_NOT_AVAILABLE), Error::Lost { .. }));
+        assert!(matches!(of(error_codes::CL_INVALID_VALUE), Error::Driver(_)));
     }
 }

@@ -8,7 +8,7 @@ use std::any::Any;
 use std::collections::VecDeque;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::cpu::{HostMemory, Pool, check_range, compile, host_range, run_kernel};
 use crate::{
@@ -62,6 +62,8 @@ struct State {
     busy: AtomicU64,
     allocated: AtomicU64,
     launches: AtomicU64,
+    /// So many launches find memory yet, and so many behind them none.
+    refusals: Mutex<(u64, u64)>,
     lost: OnceLock<String>,
 }
 
@@ -94,6 +96,7 @@ impl SimDevice {
                 busy: AtomicU64::new(0),
                 allocated: AtomicU64::new(0),
                 launches: AtomicU64::new(0),
+                refusals: Mutex::new((0, 0)),
                 lost: OnceLock::new(),
             }),
         }
@@ -112,6 +115,11 @@ impl SimDevice {
     /// Kernels launched so far.
     pub fn launches(&self) -> u64 {
         self.state.launches.load(Ordering::Relaxed)
+    }
+
+    /// Behind the next `after` launches so many find no memory, as those of a GPU that others have filled.
+    pub fn refuse(&self, after: u64, launches: u64) {
+        *self.state.refusals.lock().unwrap_or_else(PoisonError::into_inner) = (after, launches);
     }
 
     /// Makes the device disappear, as a GPU that falls off its bus.
@@ -194,6 +202,22 @@ impl State {
         }
     }
 
+    /// That there is memory for the next launch ([`SimDevice::refuse`]).
+    fn has_memory(&self, kernel: &str) -> Result<()> {
+        let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut *refusals {
+            (0, 0) => Ok(()),
+            (0, n) => {
+                *n -= 1;
+                Err(Error::Full { device: self.model.name.clone(), why: format!("launch of {kernel}") })
+            }
+            (after, _) => {
+                *after -= 1;
+                Ok(())
+            }
+        }
+    }
+
     /// Occupies the device for `ns` behind everything enqueued; returns when that ends.
     fn occupy(&self, ns: u64) -> u64 {
         self.busy.fetch_add(ns, Ordering::Relaxed);
@@ -236,6 +260,7 @@ impl Queue for SimQueue {
                 other => *other,
             });
         }
+        self.state.has_memory(&kernel.name)?;
         let n = self.state.launches.fetch_add(1, Ordering::Relaxed) + 1;
         if n == self.state.model.fault_at {
             let _ = self.state.lost.set(format!("kernel {} faulted", kernel.name));

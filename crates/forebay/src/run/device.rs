@@ -159,7 +159,7 @@ impl DeviceHandle {
         let again: [&dyn Fn() -> bool; 2] = [&|| self.trim(), &|| self.finish().is_ok() && self.is_quiet()];
         let mut got = alloc();
         for free in again {
-            if matches!(got, Err(Error::OutOfMemory { .. })) && free() {
+            if got.as_ref().is_err_and(Error::is_out_of_memory) && free() {
                 got = alloc();
             }
         }

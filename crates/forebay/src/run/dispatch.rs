@@ -149,10 +149,12 @@ impl Dispatcher {
         lost
     }
 
-    /// Those of the devices that are neither lost nor full; if there is none, those that may have room again; or all.
-    fn left_of(&self, devices: DeviceSet, full: DeviceSet) -> DeviceSet {
+    /// Those of the task's devices that are neither lost nor full; if there is none, what it has to spare, those that may have
+    /// room again, or all.
+    fn left_of(&self, node: &Node, full: DeviceSet) -> DeviceSet {
+        let devices = node.devices;
         let there = devices.and(DeviceSet(!self.lost.load(Ordering::Relaxed)));
-        let left = [there.and(DeviceSet(!full.0)), there];
+        let left = [there.and(DeviceSet(!full.0)), node.spare, there];
         left.into_iter().find(|d| !d.is_empty()).unwrap_or(devices)
     }
 
@@ -181,7 +183,7 @@ impl Dispatcher {
         let mut ready = Ready {
             turn: 0,
             key: std::ptr::from_ref(node) as usize,
-            devices: self.left_of(node.devices, full),
+            devices: self.left_of(node, full),
             near,
             counts,
             work,

@@ -1,8 +1,8 @@
 //! Where an invocation is done that has failed on a device.
 //!
 //! Rules:
-//! 1. Only what has its inputs yet is done anew: where outputs overwrite inputs in place they may be half done, and the graph
-//!    fails. Once it is reset rules 4 and 5 hold for such tasks, too.
+//! 1. Only what has its inputs yet is done anew: where outputs overwrite inputs in place, and something has begun, they may be
+//!    half done, and the graph fails. Once it is reset rules 4 and 5 hold for such tasks, too.
 //! 2. Under adaptive placement the next best implementation does it, whatever failed; what failed is not chosen again until the
 //!    graph is reset.
 //! 3. Otherwise an implementation fails its graph, unless the device is lost, or has no room for the invocation's memory: the
@@ -47,7 +47,7 @@ pub(crate) fn elsewhere(core: &Core, node: &Node, own: &mut Own, why: &TaskError
         let now = rt.now_ns();
         own.full = Full { devices: own.full.at(now).with(failed), until_ns: now.saturating_add(PAUSE_NS) };
     }
-    if node.outputs.iter().any(|o| o.from_input.is_some()) {
+    if own.touched && node.outputs.iter().any(|o| o.from_input.is_some()) {
         return None;
     }
     let not = DeviceSet(lost.0 | own.full.at(rt.now_ns()).0);
@@ -77,5 +77,5 @@ pub(crate) fn elsewhere(core: &Core, node: &Node, own: &mut Own, why: &TaskError
 fn is_out_of_memory(why: &TaskError) -> bool {
     let of_block = why.downcast_ref::<Error>().and_then(|e| if let Error::Device(e) = e { Some(e) } else { None });
     let why = of_block.or_else(|| why.downcast_ref::<HalError>());
-    matches!(why, Some(HalError::OutOfMemory { .. }))
+    why.is_some_and(HalError::is_out_of_memory)
 }

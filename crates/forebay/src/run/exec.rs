@@ -294,7 +294,11 @@ pub(crate) fn run(core: &Core, node: &Node, own: &mut Own, device: usize, worker
     let timed = core.trace.is_some() || node.stats.wants_cost() || own.adapt.is_some();
     let begun = timed.then(|| core.runtime.now_ns());
     let busy = own.adapt.as_ref().and_then(|a| a.busy(device));
-    let result = invoke(core, node, own, device, worker).and_then(|()| {
+    let result = invoke(core, node, own, device, worker);
+    // Where it was done in the end.
+    let (asked, device) = (device, if node.managed { own.device } else { device });
+    let d = &core.runtime.devices[device];
+    let result = result.and_then(|()| {
         if d.is_host() {
             return Ok(());
         }
@@ -302,7 +306,11 @@ pub(crate) fn run(core: &Core, node: &Node, own: &mut Own, device: usize, worker
         let made = node.outputs.iter().zip(&own.outs).filter_map(|(o, b)| Some((o, b.as_ref()?)));
         made.map(|(o, b)| b.send_home(d, o.channels.iter().all(host))).try_for_each(|sent| Ok(sent?))
     });
-    let result = result.and_then(|()| learn(core, node, own, device, begun));
+    let result = match result {
+        Ok(()) if asked == device => learn(core, node, own, device, begun),
+        // Something else did it than was asked: that says nothing.
+        other => other,
+    };
     drop(busy);
     if let Some(begun) = begun {
         let end = core.runtime.now_ns();
@@ -329,8 +337,7 @@ pub(crate) fn run(core: &Core, node: &Node, own: &mut Own, device: usize, worker
 
 /// Tells adaptive placement what the invocation took.
 fn learn(core: &Core, node: &Node, own: &mut Own, device: usize, begun: Option<u64>) -> Result<(), TaskError> {
-    // Something else did it than was asked: that says nothing.
-    let (Some(begun), true) = (begun, own.adapt.is_some() && own.device == device) else { return Ok(()) };
+    let (Some(begun), true) = (begun, own.adapt.is_some()) else { return Ok(()) };
     let d = &core.runtime.devices[device];
     let begun = if d.is_host() {
         begun
@@ -391,7 +398,7 @@ fn invoke_simple(core: &Core, node: &Node, own: &mut Own, worker: &Worker) -> Re
 
 /// A block for an output: what came in if nobody else holds it and it has the port's room, else a copy; or a fresh one.
 #[inline(always)]
-fn sole(o: &Out, taken: Option<Datablock>) -> Result<Datablock, TaskError> {
+pub(super) fn sole(o: &Out, taken: Option<Datablock>) -> Result<Datablock, TaskError> {
     match taken {
         Some(b) if b.is_unique() && b.inner().has_room(o.room) => Ok(b),
         Some(shared) => {
@@ -478,7 +485,8 @@ fn invoke(core: &Core, node: &Node, own: &mut Own, device: usize, worker: &Worke
     {
         own.device = other;
         // What the one that failed has said of its outputs goes for nothing.
-        own.outs.iter().flatten().for_each(Datablock::unmark);
+        let made = own.outs.iter().zip(&node.outputs).filter(|(_, o)| o.from_input.is_none());
+        made.filter_map(|(b, _)| b.as_ref()).for_each(Datablock::unmark);
         result = announce(node, own, signals).and_then(|()| dispatch(core, node, own, other, geometry, iteration));
     }
     for (slot, i) in own.ins.iter_mut().zip(&node.inputs) {
@@ -511,7 +519,7 @@ fn announce(node: &Node, own: &Own, signals: Signals) -> Result<(), TaskError> {
     Ok(())
 }
 
-fn dispatch(
+pub(super) fn dispatch(
     core: &Core,
     node: &Node,
     own: &mut Own,
@@ -519,10 +527,12 @@ fn dispatch(
     geometry: Geometry,
     iteration: u64,
 ) -> Result<(), TaskError> {
-    let Own { imps, ins, outs, in_buffers, out_buffers, finished, .. } = own;
+    let Own { imps, ins, outs, in_buffers, out_buffers, finished, touched, .. } = own;
     let Some((_, imp)) = imps.iter_mut().find(|(d, _)| *d == device) else {
         return Err(format!("no implementation for device {device}").into());
     };
+    // Kernels say more.
+    *touched = !matches!(imp, Imp::Kernels { .. });
     match imp {
         Imp::Host(work) => {
             for (o, b) in node.outputs.iter().zip(outs.iter()) {
@@ -532,6 +542,7 @@ fn dispatch(
             }
             call(core, node, work, ins, outs, Some(geometry), iteration, finished)
         }
+        Imp::Members(members) => members.run(core, ins, outs),
         Imp::Resident { task, spans } => {
             let d = &core.runtime.devices[device];
             let at = |b: &Buffer| b.address().ok_or("memory without an address");
@@ -573,7 +584,7 @@ fn dispatch(
         Imp::Kernels { launches, scratch, next, reads, writes, numbers, rooms, recorded } => {
             let d = &core.runtime.devices[device];
             for (i, room) in rooms.iter() {
-                if let Some(b) = ins[*i].take_if(|b| !b.inner().has_room(room.elements())) {
+                if let Some(b) = ins[*i].as_ref().filter(|b| !b.inner().has_room(room.elements())) {
                     let roomy = Datablock::zeroed(*room)?.with_signals(b.signals());
                     b.copy_to(&roomy)?;
                     ins[*i] = Some(roomy);
@@ -629,11 +640,16 @@ fn dispatch(
             let mut issue = if host { None } else { Some(d.issue()) };
             match (&mut issue, launches.as_ref()) {
                 (None, all) => {
+                    *touched = true;
                     for l in all {
                         one(l, &mut |g, args| run_kernel(&core.runtime.pool, &l.kernel, g, args))?;
                     }
                 }
-                (Some(q), [l]) => one(l, &mut |g, args| q.queue().launch(&l.kernel, g, args))?,
+                (Some(q), [l]) => {
+                    // What is refused was not begun.
+                    one(l, &mut |g, args| q.queue().launch(&l.kernel, g, args))?;
+                    *touched = true;
+                }
                 (Some(q), all) => {
                     // Three allocations for a whole list, on the way to a driver that makes more. Each space is read
                     // once: `set_geometry` may change it meanwhile, and arguments say how large it is.
@@ -651,6 +667,7 @@ fn dispatch(
                         rest = others;
                         list.push(Listed { kernel: &l.kernel, geometry, args: mine, writes: l.writes });
                     }
+                    *touched = true;
                     q.queue().launch_list(&list, recorded)?;
                 }
             }

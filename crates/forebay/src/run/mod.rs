@@ -9,6 +9,7 @@ mod gate;
 mod host;
 mod issue;
 mod life;
+mod members;
 mod nested;
 pub(crate) mod node;
 mod notify;
@@ -16,6 +17,7 @@ mod ring;
 mod running;
 mod runtime;
 mod scratch;
+mod start;
 mod trace;
 mod width;
 

@@ -14,6 +14,7 @@ use super::dispatch::Running;
 use super::elsewhere::Full;
 use super::host::HostEnd;
 use super::life::Life;
+use super::members::Members;
 use super::notify::Notify;
 use super::ring::Ring;
 use super::runtime::RuntimeInner;
@@ -223,6 +224,8 @@ pub(crate) enum Imp {
         task: Resident,
         spans: Option<Buffer>,
     },
+    /// A region's tasks, on the host.
+    Members(Members),
 }
 
 /// A task of a running graph.
@@ -250,6 +253,8 @@ pub(crate) struct Node {
     pub(crate) own: UnsafeCell<Own>,
     pub(crate) inputs: Few<In>,
     pub(crate) devices: DeviceSet,
+    /// What it is left to where none of these can be used: the host, for a region that can run there (members.rs).
+    pub(crate) spare: DeviceSet,
     pub(crate) priority: AtomicI32,
     pub(crate) default_geometry: Geometry,
     /// `set_geometry`: the value, if there is one.
@@ -349,6 +354,8 @@ pub(crate) struct Own {
     /// A task without inputs that said that it has finished.
     pub(crate) finished: bool,
     pub(crate) started: bool,
+    /// Something of the current invocation may have been done.
+    pub(crate) touched: bool,
     pub(crate) imps: Few<(usize, Imp)>,
     /// Datablocks of the current invocation, by input; sticky ones stay.
     pub(crate) ins: SmallVec<[Option<Datablock>; 2]>,
@@ -422,6 +429,7 @@ impl Node {
                 group,
                 fixed_group: group,
                 started: false,
+                touched: false,
                 device: 0,
                 running: Running::default(),
                 adapt,
@@ -439,6 +447,7 @@ impl Node {
             output_names,
             managed,
             devices,
+            spare: DeviceSet::default(),
             default_geometry: geometry,
             geometry: Mutex::new(None),
             geometry_set: AtomicBool::new(false),

@@ -39,8 +39,8 @@ pub struct TaskStats {
     pub accuracy: (u64, f64),
     /// The last of these: what was predicted, and what it took, ns; none before there was one.
     pub last_prediction_ns: Option<(u64, u64)>,
-    /// Devices on which it failed and was done elsewhere, and the latest reason of each: lost, full for a while, or, under adaptive
-    /// placement, whatever it was.
+    /// Devices on which it failed and was done elsewhere, and the latest reason of each: lost, full for a while (or when the
+    /// graph was started, which then does without), or, under adaptive placement, whatever it was.
     pub refused: Vec<(usize, String)>,
     /// The region that the task is fused into, if it is: its tasks run as one, and these numbers are the region's.
     pub region: Option<String>,

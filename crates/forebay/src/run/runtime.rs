@@ -1,58 +1,65 @@
-//! The runtime: devices, workers, scheduling mode; and the step from a checked graph to a running one.
+//! The runtime: devices, workers, scheduling mode.
 
-use std::cell::UnsafeCell;
-use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicI32};
-use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use forebay_hal::cpu::{CpuDevice, Helpers, Pool as Workers};
 use forebay_hal::fork::Home;
-use forebay_hal::{Device, Kind, Recorded};
+use forebay_hal::{Device, Kind};
 use forebay_policy::{DeviceSet, MAX_PLACED, Mode};
 use forebay_proto::client::Account;
 
 use super::device::{DEPTH_PRIORITY, DEPTH_THROUGHPUT, DeviceHandle};
 use super::dispatch::Dispatcher;
-use super::exec::MAX_ARGS;
-use super::fuse::{Able, Parts, fuse};
 use super::gate::Gate;
-use super::host::HostEnd;
-use super::life::Life;
-use super::node::{Chan, Core, EndRef, Few, Imp, In, InKind, KArg, KLaunch, Node, Out, PoolRef, Trim};
-use super::ring::Ring;
-use super::running::Running;
-use super::scratch::MAX_APART;
-use super::trace::{Copies, CopySpan, TRACE_VARIABLE, Trace, monotonic_ns};
-use crate::block::Pool;
+use super::trace::{Copies, CopySpan, TRACE_VARIABLE, monotonic_ns};
 use crate::error::{Error, Result};
-use crate::graph::task::InPort;
-use crate::graph::{Arg, End, Graph, Impl, Launch, PortKind, Task};
-use crate::place::{Adapt, Load, Models};
+use crate::graph::{Impl, Launch, Task};
+use crate::place::{Load, Models};
 use crate::resident::Resident;
-use crate::template::Layout;
 
 /// Most devices of a runtime, with the CPU.
 pub const MAX_DEVICES: usize = MAX_PLACED;
+
+/// How long a device that was full when it was tried is left alone. Asking anew may take long: for a context.
+const FULL_FOR: Duration = Duration::from_secs(5);
+
+/// What came of trying a device.
+struct Tried {
+    /// Why it cannot be used. It may be full, on a machine that others use.
+    why: Option<forebay_hal::Error>,
+    at: Instant,
+}
+
+impl Tried {
+    fn try_it(d: &DeviceHandle) -> Self {
+        // A little memory is what the least needs.
+        Tried { why: d.device.alloc(1).err(), at: Instant::now() }
+    }
+
+    fn is_over(&self) -> bool {
+        self.why.as_ref().is_some_and(forebay_hal::Error::is_out_of_memory) && self.at.elapsed() > FULL_FOR
+    }
+}
 
 pub(crate) struct RuntimeInner {
     pub(crate) devices: Vec<Arc<DeviceHandle>>,
     pub(crate) pool: Arc<Workers>,
     pub(crate) dispatcher: Dispatcher,
-    /// Of devices that nobody named, once it was tried: why one cannot be used. It may be full, on a machine that others use.
-    refused: Box<[OnceLock<Option<forebay_hal::Error>>]>,
-    mode: Mode,
-    fusion: bool,
+    /// Of devices that nobody named.
+    tried: Box<[Mutex<Option<Tried>>]>,
+    pub(super) mode: Mode,
+    pub(super) fusion: bool,
     /// The device whose page-locked memory blocks should live in on the host.
-    pinned: Option<Arc<dyn Device>>,
+    pub(super) pinned: Option<Arc<dyn Device>>,
     /// The process's presence at the accelerator service, if there is one.
     pub(crate) gate: Option<Arc<Gate>>,
     epoch: Instant,
     /// Where recordings of all graphs go.
     pub(crate) recordings: Option<PathBuf>,
-    models: Arc<Models>,
-    load: Arc<Load>,
+    pub(super) models: Arc<Models>,
+    pub(super) load: Arc<Load>,
     home: Home,
 }
 
@@ -71,6 +78,11 @@ impl RuntimeInner {
     /// Its beginning on the system's monotonic clock, ns.
     pub(crate) fn epoch_ns(&self) -> u64 {
         monotonic_ns(self.epoch)
+    }
+
+    /// Has copies remembered from now on.
+    pub(super) fn record_copies(&self) {
+        self.devices.iter().for_each(|d| _ = d.copies.get_or_init(|| Copies::new(self.epoch)));
     }
 
     /// The copies since the last call, in the order of their beginnings, and how many did not fit.
@@ -93,7 +105,7 @@ impl RuntimeInner {
 
 /// Where graphs run. Cheap to clone; graphs keep what they need of it.
 #[derive(Clone)]
-pub struct Runtime(Arc<RuntimeInner>);
+pub struct Runtime(pub(super) Arc<RuntimeInner>);
 
 impl Drop for Runtime {
     fn drop(&mut self) {
@@ -239,12 +251,12 @@ impl RuntimeBuilder {
                 true
             }));
         }
-        let refused = devices.iter().filter(|_| !named).map(|_| OnceLock::new()).collect();
+        let tried = devices.iter().filter(|_| !named).map(|_| Mutex::default()).collect();
         let inner = Arc::new(RuntimeInner {
             dispatcher: Dispatcher::new(self.mode, strengths, slots, shared, helpers),
             devices,
             pool,
-            refused,
+            tried,
             mode: self.mode,
             fusion: !self.unfused && self.mode != Mode::Priority,
             pinned,
@@ -307,22 +319,25 @@ impl Runtime {
 
     /// Why a device runs none of these, though it is of their kind: they are text, and it has no compiler; nobody named it, and
     /// it could not be used when it was tried; or it is lost.
-    fn cannot_run(&self, d: &DeviceHandle, launches: &[Launch]) -> Option<forebay_hal::Error> {
+    pub(super) fn cannot_run(&self, d: &DeviceHandle, launches: &[Launch]) -> Option<forebay_hal::Error> {
         let text = launches.iter().any(|l| l.source.is_text());
         text.then(|| d.device.compiles().err()).flatten().or_else(|| self.refusal(d))
     }
 
     fn refusal(&self, d: &DeviceHandle) -> Option<forebay_hal::Error> {
-        let refused = self.0.refused.get(d.index).and_then(|r| r.get()?.clone());
-        refused.or_else(|| d.lost().cloned())
+        let tried = self.0.tried.get(d.index).map(|t| t.lock().unwrap_or_else(PoisonError::into_inner));
+        tried.and_then(|t| t.as_ref()?.why.clone()).or_else(|| d.lost().cloned())
     }
 
-    /// Tries the devices that these tasks have kernels for and nobody has named: a little memory is what the least needs.
-    fn try_devices(&self, tasks: &[Task]) {
-        for (d, refused) in self.0.devices.iter().zip(&self.0.refused).filter(|(d, _)| !d.is_host()) {
+    /// Tries the devices that these tasks have kernels for and nobody has named; full ones now and then again.
+    pub(super) fn try_devices(&self, tasks: &[Task]) {
+        for (d, tried) in self.0.devices.iter().zip(&self.0.tried).filter(|(d, _)| !d.is_host()) {
             let has = |t: &Task| t.impls.iter().any(|i| matches!(i, Impl::Kernels(k, _) if *k == d.kind()));
             if tasks.iter().any(has) {
-                refused.get_or_init(|| d.device.alloc(1).err());
+                let mut tried = tried.lock().unwrap_or_else(PoisonError::into_inner);
+                if tried.as_ref().is_none_or(Tried::is_over) {
+                    *tried = Some(Tried::try_it(d));
+                }
             }
         }
     }
@@ -363,363 +378,4 @@ impl Runtime {
     pub fn workers(&self) -> usize {
         self.0.pool.workers()
     }
-
-    /// Checks a graph, compiles its kernels and starts it.
-    ///
-    /// # Errors
-    /// Those of [`Graph::check`]; a task without an implementation for these devices; kernels that do not compile.
-    pub fn start(&self, graph: Graph) -> Result<Running> {
-        self.start_with(graph, false)
-    }
-
-    /// As [`Runtime::start`], recording a [`super::Span`] per invocation.
-    ///
-    /// # Errors
-    /// As [`Runtime::start`].
-    pub fn start_traced(&self, graph: Graph) -> Result<Running> {
-        self.start_with(graph, true)
-    }
-
-    fn start_with(&self, graph: Graph, trace: bool) -> Result<Running> {
-        if !self.0.is_here() {
-            return Err(Error::Forked { what: "this runtime".into() });
-        }
-        graph.check()?;
-        let rt = &self.0;
-        let trace = trace || rt.recordings.is_some();
-        if trace {
-            for d in &rt.devices {
-                d.copies.get_or_init(|| Copies::new(rt.epoch));
-            }
-        }
-        let Graph { name, tasks, channels, into, out_of, .. } = graph;
-        self.try_devices(&tasks);
-        let parts = Parts { tasks: &tasks, channels: &channels, into: &into, out_of: &out_of };
-        let regions = if rt.fusion { fuse(parts, |t| self.only_accelerators(t)) } else { Vec::new() };
-        let mut lead: Vec<u32> = (0..tasks.len() as u32).collect();
-        let mut inside: Vec<Option<u32>> = vec![None; channels.len()];
-        let mut room = vec![0; channels.len()];
-        let mut leads = HashMap::new();
-        for f in regions {
-            let first = f.members[0];
-            f.members.iter().for_each(|&m| lead[m as usize] = first);
-            f.inside.iter().for_each(|&c| inside[c as usize] = Some(first));
-            f.room.iter().for_each(|&(c, n)| room[c as usize] = n);
-            leads.insert(first, f);
-        }
-        let mut nodes = Vec::with_capacity(tasks.len());
-        for ((index, task), (ins, outs)) in (0u32..).zip(tasks).zip(into.iter().zip(&out_of)) {
-            nodes.push(match leads.remove(&index) {
-                Some(f) => {
-                    let region = f.task.name().into();
-                    let mut node = self.node(index, f.task, &f.into, &f.out_of)?;
-                    (node.name, node.region) = (task.name, Some(region));
-                    node
-                }
-                None if lead[index as usize] != index => {
-                    let geometry = task.geometry.unwrap_or_else(|| task.inferred_geometry());
-                    Node::fused(task.name, index, lead[index as usize], geometry)
-                }
-                None => self.node(index, task, ins, outs)?,
-            });
-        }
-        let channels = channels
-            .into_iter()
-            .enumerate()
-            .map(|(at, c)| {
-                let end = |e: End| match e {
-                    End::Task { task, .. } => EndRef::Node(lead[task as usize]),
-                    End::Host => EndRef::Host,
-                };
-                let feed = c.from == End::Host;
-                Chan {
-                    ring: Ring::new(c.capacity + room[at]),
-                    declared: c.capacity,
-                    ahead: AtomicBool::new(room[at] == 0),
-                    from: end(c.from),
-                    to: end(c.to),
-                    predicate: c.predicate,
-                    latched: UnsafeCell::new(false),
-                    template: c.template,
-                    host: (feed || c.to == End::Host).then(HostEnd::new),
-                    pool: feed.then(|| PoolRef(Pool::new(c.template, rt.pinned.clone()))),
-                    inside: inside[at],
-                }
-            })
-            .collect();
-        let core = Arc::new(Core {
-            name,
-            nodes: nodes.into_boxed_slice(),
-            channels,
-            runtime: rt.clone(),
-            life: Life::new(),
-            nice: AtomicI32::new(super::running::current_nice()),
-            trace: trace.then(Trace::default),
-            _trim: Trim(rt.clone()),
-        });
-        core.nodes.iter().for_each(|n| n.bind(&core));
-        let capacity = |c: &u32| core.channels[*c as usize].declared;
-        for o in core.nodes.iter().flat_map(|n| n.outputs.iter()) {
-            o.pool.set_ahead(o.channels.iter().map(capacity).max().unwrap_or(1));
-        }
-        for c in &core.channels {
-            c.pool.iter().for_each(|p| p.set_ahead(c.declared));
-        }
-        let running = Running::new(core);
-        running.run()?;
-        Ok(running)
-    }
-
-    /// The accelerators that run a task, if nothing else does, and they are of one kind. Under data-aware scheduling the CPU
-    /// only helps out where there is something stronger ([`Mode::DataAware`]), and that is given up for a region.
-    fn only_accelerators(&self, task: &Task) -> Option<Able> {
-        if task.impls.iter().any(|i| matches!(i, Impl::Resident(_))) {
-            // It is the device's, and not by its queue: no kernels to put together with others.
-            return None;
-        }
-        let can = |d: &&Arc<DeviceHandle>| {
-            task.impls.iter().any(|i| match i {
-                Impl::Host(_) => d.is_host(),
-                Impl::Kernels(k, launches) => *k == d.kind() && self.cannot_run(d, launches).is_none(),
-                Impl::Resident(_) => false,
-            })
-        };
-        let strength = |d: &DeviceHandle| d.device.info().strength;
-        let mut able: Vec<&Arc<DeviceHandle>> = self.0.devices.iter().filter(can).collect();
-        if let Some(host) = able.first().filter(|d| d.is_host() && self.0.mode == Mode::DataAware) {
-            let host = strength(host);
-            able.retain(|d| strength(d) > host);
-        }
-        let kind = able.first().filter(|d| !d.is_host())?.kind();
-        able.iter().all(|d| d.kind() == kind).then_some(Able { kind, several: able.len() > 1 })
-    }
-
-    fn node(&self, index: u32, task: Task, ins: &[Option<u32>], outs: &[Vec<u32>]) -> Result<Node> {
-        let rt = &self.0;
-        let geometry = task.geometry.unwrap_or_else(|| task.inferred_geometry());
-        let has = task.impls.iter().map(Impl::describe).collect::<Vec<_>>().join(", ");
-        let inputs: Few<In> = task
-            .inputs
-            .iter()
-            .enumerate()
-            .map(|(i, p)| {
-                let initializer = || {
-                    let found = task.inputs.iter().position(|o| o.kind == PortKind::Initializer && o.target == Some(i));
-                    found.map(|j| j as u32)
-                };
-                use crate::graph::task::MetaUse;
-                let kind = match p.kind {
-                    PortKind::Input => InKind::Plain { initializer: initializer() },
-                    PortKind::Sticky => InKind::Sticky,
-                    PortKind::Initializer => InKind::Initializer,
-                    PortKind::Meta => InKind::Meta {
-                        geometry: p.meta == MetaUse::Geometry,
-                        iterations: p.meta == MetaUse::Iterations,
-                        size_of: if let MetaUse::SizeOf(o) = p.meta { Some(o as u32) } else { None },
-                    },
-                };
-                In { channel: ins[i].unwrap_or(u32::MAX), kind }
-            })
-            .collect();
-        let outputs: Few<Out> = task
-            .outputs
-            .iter()
-            .zip(outs)
-            .map(|(p, channels)| Out {
-                channels: channels.iter().copied().collect(),
-                pool: PoolRef(Pool::new(p.template, rt.pinned.clone())),
-                from_input: p.from_input.map(|i| i as u32),
-                room: if p.template.layout == Layout::Array { 0 } else { p.template.elements() },
-            })
-            .collect();
-        let hint = task.hint.as_ref().and_then(|h| task.inputs.iter().position(|p| p.name == *h)).map(|i| i as u32);
-        let mut kernels: Vec<(Kind, Vec<Launch>)> = Vec::new();
-        let (mut host, mut resident) = (None, None);
-        let Task { name, inputs: in_ports, outputs: out_ports, scratch, impls, priority, iterations, .. } = task;
-        for i in impls {
-            match i {
-                Impl::Host(f) => host = Some(f),
-                Impl::Kernels(kind, launches) => kernels.push((kind, launches)),
-                Impl::Resident(r) => resident = Some(r),
-            }
-        }
-        let described = |kind: Kind| {
-            let of = kernels.iter().filter(|(k, _)| *k == kind).flat_map(|(_, l)| l);
-            of.flat_map(|l| format!("{:?} {}\n", l.source, l.entry).into_bytes()).collect::<Vec<u8>>()
-        };
-        let mut imps: Few<(usize, Imp)> = Few::new();
-        let mut refused = None;
-        for d in &rt.devices {
-            let wanted = kernels.iter().find(|(k, _)| *k == d.kind());
-            if let Some(why) = wanted.and_then(|(_, launches)| self.cannot_run(d, launches)) {
-                // As if it had no implementation for that device.
-                refused = Some(why);
-                continue;
-            }
-            match (wanted, d.is_host()) {
-                (None, true) => imps.extend(host.take().map(|f| (d.index, Imp::Host(f)))),
-                (None, false) => {
-                    let there = resident.take_if(|r| r.reaches(d.device.memory_id()));
-                    imps.extend(there.map(|task| (d.index, Imp::Resident { task, spans: None })));
-                }
-                (Some((_, launches)), _) => {
-                    let resolve = |a: &Arg| resolve_arg(a, &in_ports, &out_ports, &scratch);
-                    let mut compiled = Vec::new();
-                    let mut lost = None;
-                    for l in launches {
-                        if l.args.len() > MAX_ARGS {
-                            let why = format!("kernel {:?} has more than {MAX_ARGS} arguments", l.entry);
-                            return Err(Error::Task { task: name, why });
-                        }
-                        let kernel = match d.device.compile(&l.source, &l.entry) {
-                            Ok(kernel) => kernel,
-                            Err(why @ forebay_hal::Error::Lost { .. }) => {
-                                lost = Some(why);
-                                break;
-                            }
-                            Err(why) => return Err(Error::Task { task: name, why: why.to_string() }),
-                        };
-                        compiled.push(KLaunch {
-                            kernel,
-                            args: l.args.iter().map(resolve).collect::<Option<Box<[KArg]>>>().ok_or_else(|| {
-                                Error::Task { task: name.clone(), why: format!("arguments of {:?}", l.entry) }
-                            })?,
-                            geometry: l.geometry,
-                            member: l.member,
-                            writes: 0,
-                        });
-                    }
-                    if lost.is_some() {
-                        refused = lost;
-                        rt.dispatcher.look_for_lost(&rt.devices);
-                        continue;
-                    }
-                    for (c, l) in compiled.iter_mut().zip(launches) {
-                        let written = |(i, a): (usize, &KArg)| match a {
-                            KArg::Out(_) | KArg::Scratch(_) => 1 << i,
-                            _ => 0,
-                        };
-                        c.writes = c.args.iter().enumerate().map(written).sum::<u64>() & !l.read_only;
-                    }
-                    let (mut reads, mut writes, mut numbers) = (0u64, 0u64, 0u64);
-                    for a in compiled.iter().flat_map(|l| l.args.iter()) {
-                        match a {
-                            KArg::In(i) => reads |= 1 << i,
-                            KArg::Out(o) => writes |= 1 << o,
-                            KArg::Meta(i, _) => numbers |= 1 << i,
-                            _ => {}
-                        }
-                    }
-                    let varies = |(i, p): (usize, &InPort)| {
-                        (reads >> i & 1 != 0 && p.template.layout != Layout::Array).then_some((i, p.template))
-                    };
-                    let rooms = in_ports.iter().enumerate().filter_map(varies).collect();
-                    // What no kernel of this device uses takes no memory there.
-                    let used = |i: usize| {
-                        let mut all = compiled.iter().flat_map(|l| l.args.iter());
-                        all.any(|a| matches!(a, KArg::Scratch(s) if *s as usize == i))
-                    };
-                    let sizes = scratch.iter().enumerate().map(|(i, (_, bytes))| if used(i) { *bytes } else { 0 });
-                    let sizes: Vec<usize> = sizes.collect();
-                    let set = || sizes.iter().map(|bytes| d.buffer(*bytes)).collect::<Result<Box<[_]>, _>>();
-                    let mut scratch: Few<_> = Few::from_iter([set()?]);
-                    let total = sizes.iter().fold(0usize, |sum, b| sum.saturating_add(*b));
-                    if d.device.kernels_beside() && (1..=MAX_APART).contains(&total) {
-                        // Without room for it, one does.
-                        scratch.extend(set().ok());
-                    }
-                    imps.push((
-                        d.index,
-                        Imp::Kernels {
-                            launches: compiled.into(),
-                            scratch,
-                            next: 0,
-                            reads,
-                            writes,
-                            numbers,
-                            rooms,
-                            recorded: Recorded::default(),
-                        },
-                    ));
-                }
-            }
-        }
-        if let Some(why) = refused.filter(|_| imps.is_empty()) {
-            return Err(Error::Task { task: name, why: why.to_string() });
-        }
-        if imps.is_empty() {
-            let devices = rt.devices.iter().map(|d| d.kind().to_string()).collect::<Vec<_>>().join(", ");
-            return Err(Error::NoImplementation { task: name, devices, has });
-        }
-        let cpu_only = imps.iter().all(|(d, _)| *d == 0);
-        let managed = !(cpu_only && matches!(rt.mode, Mode::FirstAvailable | Mode::DataAware | Mode::Adaptive));
-        let adapt = (rt.mode == Mode::Adaptive && imps.len() > 1).then(|| {
-            let cores = rt.pool.workers().max(1);
-            let mut adapt = Adapt::new(&name, &rt.models, &rt.load, cores, u64::from(index));
-            for (d, imp) in &imps {
-                let (i, cpu) = (rt.devices[*d].device.info(), rt.devices[*d].is_host());
-                let (content, width) = match imp {
-                    // A function may use more than its worker, but seldom does.
-                    Imp::Host(_) => (program(), Some(1)),
-                    Imp::Kernels { .. } => (described(i.kind), (cpu || i.is_cpu).then_some(cores)),
-                    Imp::Resident { task, .. } => (task.content(), None),
-                };
-                adapt.add(*d, format!("{} {} {}", i.kind.name(), i.name, i.driver), content, width);
-            }
-            Box::new(adapt)
-        });
-        let names = |all: Vec<&str>| all.into_iter().map(Arc::from).collect::<Box<[Arc<str>]>>();
-        let mut node = Node::new(
-            name,
-            index,
-            inputs,
-            outputs,
-            names(in_ports.iter().map(|p| p.name.as_str()).collect()),
-            names(out_ports.iter().map(|p| p.name.as_str()).collect()),
-            imps,
-            adapt,
-            managed,
-            geometry,
-            priority,
-            iterations.unwrap_or(0),
-        );
-        node.hint = hint;
-        Ok(node)
-    }
-}
-
-/// What this program is: its functions take what they take until it is built anew.
-fn program() -> Vec<u8> {
-    let of = std::env::current_exe().ok().and_then(|p| Some((p.metadata().ok()?, p)));
-    of.map_or_else(Vec::new, |(m, p)| format!("{} {} {:?}", p.display(), m.len(), m.modified().ok()).into_bytes())
-}
-
-fn resolve_arg(
-    a: &Arg,
-    inputs: &[crate::graph::task::InPort],
-    outputs: &[crate::graph::task::OutPort],
-    scratch: &[(String, usize)],
-) -> Option<KArg> {
-    let output = |n: &str| outputs.iter().position(|p| p.name == *n).map(|i| i as u32);
-    let input = |n: &str| inputs.iter().position(|p| p.name == *n).map(|i| i as u32);
-    Some(match a {
-        // An in-place input's datablock is at its output.
-        Arg::Port(n) => output(n)
-            .map(KArg::Out)
-            .or_else(|| {
-                let i = input(n)?;
-                let moved = outputs.iter().position(|o| o.from_input == Some(i as usize));
-                Some(moved.map_or(KArg::In(i), |o| KArg::Out(o as u32)))
-            })
-            .or_else(|| scratch.iter().position(|(s, _)| s == n).map(|i| KArg::Scratch(i as u32)))?,
-        Arg::Records(n) => output(n).map(KArg::RecordsOut).or_else(|| input(n).map(KArg::RecordsIn))?,
-        Arg::Meta(n) => {
-            let i = input(n)?;
-            KArg::Meta(i, inputs[i as usize].template.elem)
-        }
-        Arg::Items(d) => KArg::Items(*d),
-        Arg::U32(v) => KArg::U32(*v),
-        Arg::I32(v) => KArg::I32(*v),
-        Arg::F32(v) => KArg::F32(*v),
-    })
 }
