@@ -4,6 +4,7 @@
 //! written beside their place and renamed: of two processes that write at once one is last, and nobody reads half a file.
 
 use std::collections::HashMap;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -102,13 +103,14 @@ impl Models {
         let Some(path) = self.path(&key.name()).filter(|_| !samples.is_empty()) else { return };
         let entry = Entry { version: VERSION, task: key.task.to_owned(), device: key.device.to_owned(), samples };
         let Ok(text) = toml::to_string(&entry) else { return };
-        let part = path.with_extension(format!("part{}", std::process::id()));
-        let written = path.parent().is_some_and(|d| std::fs::create_dir_all(d).is_ok())
-            && std::fs::write(&part, text).is_ok()
-            && std::fs::rename(&part, &path).is_ok();
-        if !written {
-            let _ = std::fs::remove_file(&part);
-        }
+        // What is not renamed in the end is gone with its handle.
+        let write = |dir: &Path| {
+            std::fs::create_dir_all(dir)?;
+            let mut part = tempfile::NamedTempFile::new_in(dir)?;
+            part.write_all(text.as_bytes())?;
+            part.persist(&path).map(drop).map_err(|e| e.error)
+        };
+        _ = path.parent().map(write);
     }
 
     /// Everything on disk that can be read, by task and device.
@@ -177,13 +179,12 @@ mod tests {
         }
         std::fs::write(&file, good.replace("ns = 50", "ns = -50")).unwrap();
         assert_eq!(Models::at(&dir).get(&key).predict(1000, 0.0), None);
+        models.put(&key, &m);
         // Two who write at once: whole files only.
         std::thread::scope(|s| {
-            for _ in 0..2 {
-                s.spawn(|| (0..100).for_each(|_| models.put(&key, &m)));
-            }
-            for _ in 0..200 {
-                assert!(read(&file).is_none_or(|e| e.samples.len() == 4 || e.samples.len() == 5));
+            let both = [0; 2].map(|_| s.spawn(|| (0..1000).for_each(|_| models.put(&key, &m))));
+            while !both.iter().all(|w| w.is_finished()) {
+                assert!(matches!(read(&file), Some(e) if e.samples.len() == 4 || e.samples.len() == 5));
             }
         });
         assert_eq!((models.entries().len(), models.reset(Some("u")), models.reset(None)), (1, 0, 1));
