@@ -67,7 +67,8 @@ pub trait Queue: Send {
     /// queue. Where commands run beside the host, so does it: whoever issues it does not wait for it.
     fn host_fn(&mut self, f: HostFn) -> Result<()>;
 
-    /// Submits everything so far and returns the fence behind it.
+    /// Submits everything so far and returns the fence behind it: one more than the last if anything came since. Nothing else
+    /// makes one but [`Queue::post`], so who has enqueued something knows the number of the fence that will be behind it.
     fn fence(&mut self) -> Result<Fence>;
 
     /// True when `fence` has been reached; never blocks.

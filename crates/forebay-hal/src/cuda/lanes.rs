@@ -13,6 +13,8 @@
 //! 4. A fence has been reached when each stream has come to where it was when the fence was made. No stream waits for
 //!    another because of a fence.
 //! 5. A function of the host comes behind everything on all streams, and everything behind it.
+//! 6. What the driver has taken is no error any more, and has a fence: events for the marks behind it are there before it is
+//!    given, since they take memory.
 
 use std::collections::{HashMap, VecDeque};
 use std::ptr::null_mut;
@@ -193,7 +195,11 @@ impl Lanes {
         let mut streams = [none(), none(), none(), none()];
         // Where something runs already, a kernel may be there that stays, and the driver had better make nothing beside that.
         if context.handle().is_some() {
-            streams[0].id = stream(&context, part.as_deref())?;
+            streams[0].id = match stream(&context, part.as_deref()) {
+                // There may be some when it is needed.
+                Err(e) if e.is_out_of_memory() => null_mut(),
+                made => made?,
+            };
         }
         let (uses, host, spare) = (HashMap::new(), VecDeque::new(), Vec::new());
         Ok(Lanes { context, part, streams, beside: false, uses, host, floor: [0; LANES], spare })
@@ -240,7 +246,17 @@ impl Lanes {
             }
             self.await_others(lane, need)?;
         }
+        self.have_events()?;
         Ok(own)
+    }
+
+    /// Rule 6: one for a mark behind the command that comes next, and one for each stream that a fence is behind.
+    fn have_events(&mut self) -> Result<()> {
+        let wanted = 1 + self.streams.iter().filter(|s| !s.id.is_null()).count();
+        while self.spare.len() < wanted {
+            self.spare.push(Arc::new(Event::new(&self.context)?));
+        }
+        Ok(())
     }
 
     /// A command is in the stream that [`Lanes::before`] gave.
@@ -249,10 +265,10 @@ impl Lanes {
         lane: Lane,
         buffers: impl Iterator<Item = CuDevicePtr>,
         host: impl Iterator<Item = HostRange>,
-    ) -> Result<()> {
+    ) {
         self.streams[lane as usize].tail += 1;
         if !self.beside {
-            return Ok(());
+            return;
         }
         let at = self.streams[lane as usize].tail;
         let mut shared = lane != Lane::Main;
@@ -270,14 +286,14 @@ impl Lanes {
             }
         }
         if shared {
-            self.mark(lane, at)?;
+            // A failure of the device, which whatever comes next will meet.
+            _ = self.mark(lane, at);
         }
         if self.uses.len() > MAX_USES {
             let reached = self.streams.each_ref().map(|s| s.reached);
             // What is done needs no waiting; that large copies touched it is found again at the next one.
             self.uses.retain(|_, last| last.iter().zip(reached).any(|(l, r)| *l > r));
         }
-        Ok(())
     }
 
     /// Before a function of the host (rule 5).
@@ -285,6 +301,7 @@ impl Lanes {
         let tails = self.streams.each_ref().map(|s| s.tail);
         let own = self.stream(Lane::Main)?;
         self.await_others(Lane::Main, tails)?;
+        self.have_events()?;
         Ok(own)
     }
 
@@ -343,8 +360,9 @@ impl Lanes {
             if tail > self.streams[i].reached {
                 out.events[i] = Some(self.mark(lane, tail)?.1);
             }
-            self.streams[i].fenced = tail;
         }
+        // Only now: what failed halfway is no fence.
+        self.streams.iter_mut().zip(out.tails).for_each(|(s, tail)| s.fenced = tail);
         Ok(out)
     }
 

@@ -167,7 +167,7 @@ impl CudaQueue {
         };
         self.context.check("cuLaunchKernel", code)?;
         let memory = buffer.into_iter().chain(buffers(args, &call));
-        self.lanes.issued(Lane::Main, memory, ranges())?;
+        self.lanes.issued(Lane::Main, memory, ranges());
         self.keep.launch(kernel, args);
         Ok(())
     }
@@ -182,6 +182,15 @@ impl CudaQueue {
 
     fn unsupported(&self, what: &str) -> Error {
         Error::Unsupported { device: self.context.name.clone(), what: what.into() }
+    }
+
+    /// Waits for everything so far, without a fence: those are numbered by who asks for them ([`Queue::fence`]).
+    fn wait_for_all(&mut self) -> Result<()> {
+        let all = self.lanes.fence()?;
+        all.completion().wait()?;
+        self.lanes.retire(all);
+        self.retire(self.issued);
+        Ok(())
     }
 
     fn retire(&mut self, fence: u64) {
@@ -216,7 +225,7 @@ impl Queue for CudaQueue {
                 // SAFETY: ranges checked; both buffers are kept until the command has ended.
                 let code = unsafe { (d.cuMemcpyDtoDAsync)(to, from, bytes, stream) };
                 self.context.check("cuMemcpyDtoDAsync", code)?;
-                self.lanes.issued(Lane::Main, used.into_iter(), None.into_iter())?;
+                self.lanes.issued(Lane::Main, used.into_iter(), None.into_iter());
                 self.keep.buffer(src);
                 self.keep.buffer(dst);
                 Ok(())
@@ -238,7 +247,7 @@ impl Queue for CudaQueue {
                 // SAFETY: ranges checked; both buffers are kept until the command has ended.
                 let code = unsafe { (d.cuMemcpyPeerAsync)(to, own, from, theirs, bytes, stream) };
                 self.context.check("cuMemcpyPeerAsync", code)?;
-                self.lanes.issued(lane, std::iter::once(t.ptr), None.into_iter())?;
+                self.lanes.issued(lane, std::iter::once(t.ptr), None.into_iter());
                 self.keep.buffer(src);
                 self.keep.buffer(dst);
                 Ok(())
@@ -290,7 +299,7 @@ impl Queue for CudaQueue {
                     }
                 };
                 self.context.check(call, code)?;
-                self.lanes.issued(lane, std::iter::once(memory), Some(range).into_iter())?;
+                self.lanes.issued(lane, std::iter::once(memory), Some(range).into_iter());
                 self.keep.buffer(device);
                 Ok(())
             }
@@ -312,8 +321,7 @@ impl Queue for CudaQueue {
                 // What is before it in the queue comes first. With nothing there the driver is not asked at all: its calls
                 // would be a part of a small copy's time.
                 if self.lanes.is_dirty() || self.reached < self.issued {
-                    let fence = self.fence()?;
-                    self.wait(fence)?;
+                    self.wait_for_all()?;
                 }
                 // SAFETY: the range was checked and lies in the window; nothing of this queue uses it any more.
                 let sure = unsafe { super::window::copy(direction, mapped.add(offset), host, bytes) };
@@ -338,8 +346,7 @@ impl Queue for CudaQueue {
         }
         // SAFETY: by the contract; awaited here.
         unsafe { self.transfer(Method::Engine, Direction::ToDevice, device, offset, host.cast_mut(), bytes)? };
-        let fence = self.fence()?;
-        self.wait(fence)
+        self.wait_for_all()
     }
 
     fn fill(&mut self, dst: &Buffer, offset: usize, bytes: usize, value: u8) -> Result<()> {
@@ -350,7 +357,7 @@ impl Queue for CudaQueue {
         // SAFETY: range checked; the buffer is kept.
         let code = unsafe { (d.cuMemsetD8Async)(p + offset as u64, value, bytes, stream) };
         self.context.check("cuMemsetD8Async", code)?;
-        self.lanes.issued(Lane::Main, std::iter::once(p), None.into_iter())?;
+        self.lanes.issued(Lane::Main, std::iter::once(p), None.into_iter());
         self.keep.buffer(dst);
         Ok(())
     }
@@ -428,7 +435,7 @@ impl Queue for CudaQueue {
         let lane = if self.side { Lane::Side } else { Lane::Main };
         let stream = self.lanes.before(lane, memory(), ranges())?;
         let (issued, held) = recording.launch(stream, list, &calls)?;
-        self.lanes.issued(lane, memory(), ranges())?;
+        self.lanes.issued(lane, memory(), ranges());
         self.side = self.beside.lists && !self.side;
         self.keep.other(held);
         recorded.0 = Some(recording);

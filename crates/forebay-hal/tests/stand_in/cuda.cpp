@@ -142,6 +142,13 @@ API int cuMemHostAlloc(void** p, size_t n, unsigned) {
   *p = m;
   return OK;
 }
+// For tests: bytes that are allocated, on the device and for it on the host.
+API uint64_t stand_in_bytes() {
+  std::lock_guard<std::mutex> g(memory_lock);
+  uint64_t n = used;
+  for (auto& m : host_memory) n += m.second;
+  return n;
+}
 static void forget_memory() {
   std::lock_guard<std::mutex> g(memory_lock);
   memory_changes++;

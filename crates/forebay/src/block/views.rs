@@ -241,13 +241,12 @@ impl Inner {
             let (device, buffer) = (v.devices[i].device.clone(), v.devices[i].buffer.clone());
             let mut q = device.lock();
             if !device.transfer(&mut q, Direction::ToHost, &buffer, &host, bytes)? {
-                let fence = q.fence_now()?;
-                let completion = q.queue.completion(fence)?;
-                // Others may use the queue while this thread waits.
+                // On its way until it has been awaited: where that fails it comes all the same.
+                let fence = q.next_fence();
                 drop(q);
-                if let Some(c) = completion {
-                    c.wait()?;
-                }
+                v.arriving = Some((device.clone(), fence));
+                device.wait(fence)?;
+                v.arriving = None;
             }
             v.share();
             v.host_state = Residency::Shared;

@@ -255,8 +255,11 @@ impl DeviceHandle {
     /// Whether a fence has been reached, or the device has failed.
     fn is_done(&self, fence: Fence) -> bool {
         let mut issue = self.lock();
-        if fence > issue.last && issue.fence_now().is_err() {
-            return true;
+        if fence > issue.last
+            && let Err(why) = issue.fence_now()
+        {
+            // Without memory for a fence it goes on.
+            return !why.is_out_of_memory();
         }
         let fence = fence.min(issue.last);
         issue.queue.done(fence).unwrap_or(true)

@@ -9,6 +9,9 @@ use forebay::hal::{Device, Source};
 use forebay::place::Models;
 use forebay::{Arg, Drain, Error, Feed, Graph, Kind, Launch, Mode, Running, Runtime, Task, Template};
 use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
+
+use super::stand_in;
 
 const N: usize = 64;
 /// Of each device.
@@ -96,12 +99,33 @@ fn ends(nodes: &[Node]) -> impl Iterator<Item = usize> {
     (0..nodes.len()).filter(|i| !nodes.iter().any(|n| n.inputs.contains(i)))
 }
 
-fn task(at: usize, n: &Node) -> Task {
+/// The same as text.
+const MIX: &str = "#define STEP(h, v) h = (h ^ (v)) * 0x9E3779B1u; h = (h << 11) | (h >> 21)
+KERNEL void new1(GLOBAL const uint *a, GLOBAL uint *o, uint h) {
+  uint i = gid_x();
+  if (i < 64) { STEP(h, a[i]); o[i] = h; }
+}
+KERNEL void new2(GLOBAL const uint *a, GLOBAL const uint *b, GLOBAL uint *o, uint h) {
+  uint i = gid_x();
+  if (i < 64) { STEP(h, a[i]); STEP(h, b[i]); o[i] = h; }
+}
+KERNEL void in1(GLOBAL uint *o, uint h) {
+  uint i = gid_x();
+  if (i < 64) { STEP(h, o[i]); o[i] = h; }
+}
+KERNEL void in2(GLOBAL const uint *b, GLOBAL uint *o, uint h) {
+  uint i = gid_x();
+  if (i < 64) { STEP(h, o[i]); STEP(h, b[i]); o[i] = h; }
+}";
+
+/// On a device of this kind, or elsewhere.
+fn task(at: usize, n: &Node, device: Kind) -> Task {
     let (t, inputs, in_place) = (Template::array::<u32>([N]), n.inputs.len().max(1), n.in_place);
     let mut task = (0..inputs).fold(Task::new(format!("n{at}")), |task, p| task.input(&format!("i{p}"), t));
     task = if in_place { task.in_place("i0", "o") } else { task.output("o", t) };
     // In place the first input is where the output is.
     let first = usize::from(in_place);
+    let ports = move || (first..inputs).map(|p| format!("i{p}")).chain(["o".to_owned()]).map(|p| Arg::port(&p));
     let kernel = move || {
         let source = Source::Cpu(Arc::new(move |s| {
             let read: Vec<&[u32]> = (first..inputs).map(|p| s.slice::<u32>(p - first)).collect();
@@ -112,8 +136,15 @@ fn task(at: usize, n: &Node) -> Task {
                 o[i] = mix(at, own.into_iter().chain(read.iter().map(|r| r[i])));
             });
         }));
-        let ports = (first..inputs).map(|p| format!("i{p}")).chain(["o".to_owned()]);
-        [Launch::new(source, "mix", ports.map(|p| Arg::port(&p)).collect::<Vec<_>>())]
+        [Launch::new(source, "mix", ports().collect::<Vec<_>>())]
+    };
+    let there = move || {
+        if device != Kind::Cuda {
+            return kernel();
+        }
+        let entry = format!("{}{inputs}", if in_place { "in" } else { "new" });
+        let args = ports().chain([Arg::U32(at as u32 + 1)]).collect::<Vec<_>>();
+        [Launch::new(Source::Portable(MIX.into()), &entry, args)]
     };
     let function = move |inv: &mut forebay::Invocation<'_>| {
         let read = (first..inputs).map(|p| inv.input::<u32>(p)).collect::<Result<Vec<_>, _>>()?;
@@ -127,9 +158,9 @@ fn task(at: usize, n: &Node) -> Task {
     match n.by {
         By::Function => task.host(function),
         By::Cpu => task.kernels(Kind::Cpu, kernel()),
-        By::Device => task.kernels(Kind::Sim, kernel()),
-        By::FunctionOrDevice => task.host(function).kernels(Kind::Sim, kernel()),
-        By::CpuOrDevice => task.kernels(Kind::Cpu, kernel()).kernels(Kind::Sim, kernel()),
+        By::Device => task.kernels(device, there()),
+        By::FunctionOrDevice => task.host(function).kernels(device, there()),
+        By::CpuOrDevice => task.kernels(Kind::Cpu, kernel()).kernels(device, there()),
     }
 }
 
@@ -139,9 +170,9 @@ struct Started {
     drains: Vec<Drain>,
 }
 
-fn start(rt: &Runtime, nodes: &[Node]) -> Result<Started, Error> {
+fn start(rt: &Runtime, nodes: &[Node], device: Kind) -> Result<Started, Error> {
     let mut g = Graph::new("random");
-    let ids: Vec<_> = nodes.iter().enumerate().map(|(at, n)| g.add(task(at, n)).unwrap()).collect();
+    let ids: Vec<_> = nodes.iter().enumerate().map(|(at, n)| g.add(task(at, n, device)).unwrap()).collect();
     let mut feeds = Vec::new();
     for (n, &id) in nodes.iter().zip(&ids) {
         if n.inputs.is_empty() {
@@ -193,13 +224,12 @@ fn check(case: &Case) {
     let devices: Vec<Arc<dyn Device>> = sims.iter().map(|s| Arc::new(s.clone()) as Arc<dyn Device>).collect();
     let b = Runtime::builder().devices(devices).mode(case.mode).fusion(case.fusion).workers(case.workers);
     let rt = b.service(false).models(Arc::new(Models::off())).build().unwrap();
-    let s = start(&rt, &case.nodes).unwrap();
+    let s = start(&rt, &case.nodes, Kind::Sim).unwrap();
     let lost = |e: &Error| assert!(e.to_string().contains("lost"), "{e}");
     let lost_or_full = |e: &Error| {
         let others = |n: &Node| n.by != By::Device && !n.in_place;
         let (full, said) = (!case.nodes.iter().all(others), e.to_string());
-        let is_full = ["out of memory", "no memory is left"].iter().any(|w| said.contains(w));
-        assert!(said.contains("lost") || full && is_full, "{e}");
+        assert!(said.contains("lost") || full && is_of_memory(e), "{e}");
     };
     let mut next = 0;
     for step in &case.steps {
@@ -212,7 +242,7 @@ fn check(case: &Case) {
         };
         // What nobody uses is given up with the end of a graph.
         let others = step.full.and_then(|i| {
-            drop(start(&rt, &[Node { inputs: Vec::new(), in_place: false, by: By::Function }]).unwrap());
+            drop(start(&rt, &[Node { inputs: Vec::new(), in_place: false, by: By::Function }], Kind::Sim).unwrap());
             sims[i].alloc((MEMORY - sims[i].allocated()) as usize).ok()
         });
         step.refuses.iter().for_each(|(i, after, n)| sims[*i].refuse(*after, *n));
@@ -236,7 +266,7 @@ fn check(case: &Case) {
     assert!(goes_on(&s) || !possible(), "it does not go on");
     // So does a graph that begins now.
     drop(s);
-    let begun = (0..4).any(|_| match start(&rt, &case.nodes) {
+    let begun = (0..4).any(|_| match start(&rt, &case.nodes, Kind::Sim) {
         Ok(now) => now.items(&case.nodes, 0..3, || {}).is_ok(),
         Err(e) => {
             lost(&e);
@@ -246,6 +276,74 @@ fn check(case: &Case) {
     assert!(begun || !possible(), "another one does not begin");
     drop(rt);
     assert_eq!(sims.map(|s| s.allocated()), [0, 0]);
+}
+
+fn is_of_memory(e: &Error) -> bool {
+    ["out of memory", "no memory is left"].iter().any(|w| e.to_string().contains(w))
+}
+
+/// The same graphs where one call of CUDA's driver in some finds no memory.
+fn check_scarce(case: &Case, device: &Arc<dyn Device>, bytes: impl Fn() -> u64) {
+    let b = Runtime::builder().devices(vec![device.clone()]).mode(case.mode).fusion(case.fusion).workers(case.workers);
+    let rt = b.service(false).models(Arc::new(Models::off())).build().unwrap();
+    let mut started = None;
+    let mut next = 0;
+    for step in &case.steps {
+        if started.is_none() {
+            started = match start(&rt, &case.nodes, Kind::Cuda) {
+                Ok(s) => Some(s),
+                Err(e) => {
+                    assert!(is_of_memory(&e), "{e}");
+                    continue;
+                }
+            };
+        }
+        let Some(s) = &started else { continue };
+        let numbers = next..next + step.items as u32;
+        next = numbers.end;
+        if let Err(e) = s.items(&case.nodes, numbers, || {}) {
+            assert!(is_of_memory(&e), "{e}");
+            if step.lost.is_some() { started = None } else { s.begin_anew() }
+        }
+    }
+    drop((started, rt));
+    let begun = std::time::Instant::now();
+    while device.allocated() + bytes() > 0 {
+        assert!(begun.elapsed() < PATIENCE, "{} B are left, {} to the driver", device.allocated(), bytes());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// `STAND_IN_SCARCE` says how many.
+#[test]
+fn graphs_where_memory_is_scarce() {
+    if !stand_in::alone("random::graphs_where_memory_is_scarce") || std::env::var_os("STAND_IN_SCARCE").is_none() {
+        return;
+    }
+    if std::env::var_os("FOREBAY_TEST_MAPPED").is_some() {
+        forebay::hal::cuda::use_rm(Arc::new(forebay_rm::fake::FakeRm::default()));
+    }
+    // SAFETY: it is loaded anyway; the function has that type.
+    let driver = unsafe { libloading::Library::new("libcuda.so.1") }.unwrap();
+    // SAFETY: as above.
+    let bytes = || unsafe { driver.get::<unsafe extern "C" fn() -> u64>(b"stand_in_bytes").unwrap()() };
+    let device = forebay::hal::discover(&[Kind::Cuda]).0.remove(0);
+    let mut runner = TestRunner::new(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() });
+    runner
+        .run(&cases(), |case| {
+            check_scarce(&case, &device, bytes);
+            Ok(())
+        })
+        .unwrap();
+}
+
+#[test]
+fn graphs_where_memory_is_scarce_with_the_stand_in() {
+    for scarce in ["20", "200"] {
+        stand_in::again_with("random::graphs_where_memory_is_scarce", &[("STAND_IN_SCARCE", scarce)]);
+    }
+    let mapped = [("STAND_IN_SCARCE", "100"), ("FOREBAY_TEST_MAPPED", "1")];
+    stand_in::again_with("random::graphs_where_memory_is_scarce", &mapped);
 }
 
 proptest! {

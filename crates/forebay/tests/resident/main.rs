@@ -5,6 +5,7 @@ mod counted;
 mod cuda_only;
 mod on_a_gpu;
 mod random;
+mod scarce;
 #[path = "../../../forebay-hal/tests/stand_in/mod.rs"]
 mod stand_in;
 mod together;

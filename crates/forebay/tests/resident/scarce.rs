@@ -1,0 +1,60 @@
+//! Grids on a CUDA driver that finds no memory for some calls: they start, or say why not, and give everything back.
+
+use super::*;
+
+/// `STAND_IN_SCARCE` says how many.
+#[test]
+fn grids_where_memory_is_scarce() {
+    if !stand_in::alone("scarce::grids_where_memory_is_scarce") || std::env::var_os("STAND_IN_SCARCE").is_none() {
+        return;
+    }
+    // SAFETY: it is loaded anyway; the function has that type.
+    let driver = unsafe { libloading::Library::new("libcuda.so.1") }.unwrap();
+    // SAFETY: as above.
+    let bytes = || unsafe { driver.get::<unsafe extern "C" fn() -> u64>(b"stand_in_bytes").unwrap()() };
+    let device = device().unwrap();
+    let of_memory = |why: &str| assert!(why.contains("no memory is left") || why.contains("out of memory"), "{why}");
+    let (mut begun, mut refused) = (0, 0);
+    while begun < 20 || refused < 20 {
+        let b = builder().ring(16).blocks(2);
+        match (if begun % 2 == 0 { b.heap(4 << 20) } else { b }).start_on(&device) {
+            Ok(mut g) => {
+                begun += 1;
+                let tickets: Vec<_> = (0..40u64).map(|i| g.submit(call(&g, "add", &[i, 1])).unwrap()).collect();
+                for (i, ticket) in (0..).zip(tickets) {
+                    assert_eq!(g.wait(ticket).unwrap().result_as::<u64>(), i + 1u64);
+                }
+                _ = g.heap();
+                match begun % 3 {
+                    0 => g.drain().unwrap(),
+                    1 => g.stop().unwrap(),
+                    _ => {}
+                }
+                if begun % 5 == 0
+                    && let Err(why) = g.reload(&builder())
+                    && !matches!(why, Error::Stopped)
+                {
+                    of_memory(&why.to_string());
+                }
+            }
+            Err(why) => {
+                refused += 1;
+                of_memory(&why.to_string());
+            }
+        }
+        let since = std::time::Instant::now();
+        while device.allocated() + bytes() > 0 {
+            let left = (device.allocated(), bytes());
+            assert!(since.elapsed() < Duration::from_secs(20), "{left:?} B are left after {begun} and {refused}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+#[test]
+fn grids_where_memory_is_scarce_with_the_stand_in() {
+    for pinned in [false, true] {
+        let variables = [("STAND_IN_SCARCE", "40"), (PINNED, "1")];
+        stand_in::again_with("scarce::grids_where_memory_is_scarce", &variables[..1 + usize::from(pinned)]);
+    }
+}
