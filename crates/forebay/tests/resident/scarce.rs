@@ -51,10 +51,11 @@ fn grids_where_memory_is_scarce() {
     }
 }
 
-/// With `STAND_IN_SCARCE=25` two of three seeds (32 and 33, not 31) stand still: the thread that has the grid waits in the driver while the
-/// grid runs. Why was not found yet; until it is this is run by hand (`-- --ignored`), so as to keep nothing else from ending.
+/// With `STAND_IN_SCARCE=25` it stood still in three of four runs (seeds 32, 33, 32; not 31): the thread that has the grid waited in the
+/// driver while the grid ran. In eight runs that wrote where they were it never did. Why was not found yet; until it is this is run by
+/// hand (`-- --ignored`), so as to keep nothing else from ending.
 #[test]
-#[ignore = "stands still with some seeds, and why is not known yet"]
+#[ignore = "stands still now and then, and why is not known yet"]
 fn grids_where_memory_is_scarce_with_the_stand_in() {
     for pinned in [false, true] {
         let variables = [("STAND_IN_SCARCE", "40"), (PINNED, "1")];
