@@ -10,6 +10,7 @@ mod graph;
 #[cfg(test)]
 mod header;
 mod lanes;
+mod memory;
 mod nvrtc;
 mod part;
 #[doc(hidden)]
@@ -26,6 +27,7 @@ use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use memory::{CudaMemory, PinnedMemory};
 pub use nvrtc::Nvrtc;
 use part::Part;
 use sys::{CuContext, CuDevice, CuDevicePtr, CuFunction, CuModule, CuResult, Driver, SUCCESS};
@@ -37,8 +39,8 @@ use crate::cache::{Cache, Loaded};
 use crate::fork::{self, Home};
 use crate::kernel::KernelImpl;
 use crate::{
-    Buffer, Device, DeviceInfo, DriverError, Error, Found, Kernel, Kind, Memory, Method, Occupied, PciAddress, Queue,
-    Result, Source, portable,
+    Buffer, Device, DeviceInfo, DriverError, Error, Found, Kernel, Kind, Method, Occupied, PciAddress, Queue, Result,
+    Source, portable,
 };
 
 /// All CUDA devices. Each one's context is made when it is first needed: on a machine with many GPUs it would take seconds, and half
@@ -493,87 +495,6 @@ unsafe impl Sync for CudaKernel {}
 impl KernelImpl for CudaKernel {
     fn as_any(&self) -> &dyn Any {
         self
-    }
-}
-
-pub(super) struct CudaMemory {
-    ptr: CuDevicePtr,
-    len: usize,
-    /// The part of a slab that it is, or the host memory; otherwise it is an allocation of its own.
-    part: Option<window::Part>,
-    host: Option<Buffer>,
-    context: Arc<Context>,
-}
-
-impl Memory for CudaMemory {
-    fn len(&self) -> usize {
-        self.len
-    }
-    fn is_mapped(&self) -> bool {
-        self.part.is_some()
-    }
-    fn host_ptr(&self) -> Option<NonNull<u8>> {
-        None
-    }
-    fn address(&self) -> Option<u64> {
-        Some(self.ptr)
-    }
-    fn mapped_ptr(&self) -> Option<NonNull<u8>> {
-        self.part.as_ref()?.host()
-    }
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-}
-
-impl Drop for CudaMemory {
-    fn drop(&mut self) {
-        if self.host.is_some() {
-            return;
-        }
-        self.context.allocated.fetch_sub(self.len as u64, Ordering::Relaxed);
-        if self.part.is_some() {
-            return;
-        }
-        let ptr = self.ptr;
-        self.context.free(move |d| {
-            // SAFETY: allocated in `alloc`, freed once; queues keep buffers until their commands have ended.
-            unsafe { (d.cuMemFree)(ptr) };
-        });
-    }
-}
-
-/// Page-locked host memory.
-struct PinnedMemory {
-    ptr: NonNull<u8>,
-    len: usize,
-    context: Arc<Context>,
-}
-
-// SAFETY: the bytes are reached only under the contract of `Memory::host_ptr`.
-unsafe impl Send for PinnedMemory {}
-// SAFETY: as above.
-unsafe impl Sync for PinnedMemory {}
-
-impl Memory for PinnedMemory {
-    fn len(&self) -> usize {
-        self.len
-    }
-    fn host_ptr(&self) -> Option<NonNull<u8>> {
-        Some(self.ptr)
-    }
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-}
-
-impl Drop for PinnedMemory {
-    fn drop(&mut self) {
-        let at = self.ptr.as_ptr() as usize;
-        self.context.free(move |d| {
-            // SAFETY: allocated in `alloc_host`, freed once.
-            unsafe { (d.cuMemFreeHost)(at as *mut c_void) };
-        });
     }
 }
 
