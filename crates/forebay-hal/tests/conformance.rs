@@ -2,7 +2,9 @@
 
 mod stand_in;
 
-use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use forebay_hal::{Device, Error, Kind, Method, conformance, cuda, discover};
 use forebay_rm::error::NOT_SUPPORTED;
@@ -178,6 +180,56 @@ fn a_launch_that_is_refused_loses_nothing() {
         unsafe { p.cast::<u32>().read() }
     });
     assert_eq!(seven, Some(7));
+}
+
+/// Begins `call` on another thread while something runs for whose end the driver waits in it, and then what stays on all
+/// streams; says whether the call came back before that ended.
+fn comes_back_before_what_stays(d: &Arc<dyn Device>, call: impl FnOnce() + Send) -> bool {
+    // Wherever the driver begins: it waits for one stream after the other.
+    let mut queues: Vec<_> = (0..8).map(|_| d.queue().unwrap()).collect();
+    let (end_first, first) = channel::<()>();
+    queues[4].host_fn(Box::new(move || _ = first.recv())).unwrap();
+    let (called, is_called) = channel();
+    let (end_it, end) = channel::<()>();
+    let end = Arc::new(Mutex::new(end));
+    std::thread::scope(|s| {
+        s.spawn(move || {
+            call();
+            called.send(()).unwrap();
+        });
+        std::thread::sleep(Duration::from_millis(100));
+        let stays = s.spawn(move || {
+            let occupied = d.occupy();
+            for q in &mut queues {
+                let end = end.clone();
+                q.host_fn(Box::new(move || _ = end.lock().unwrap().recv())).unwrap();
+            }
+            (occupied, queues)
+        });
+        std::thread::sleep(Duration::from_millis(100));
+        drop(end_first);
+        let came_back = is_called.recv_timeout(Duration::from_secs(10));
+        drop(end_it);
+        drop(stays.join().unwrap());
+        came_back.is_ok()
+    })
+}
+
+#[test]
+fn what_was_begun_before_a_kernel_comes_that_stays_does_not_wait_for_it() {
+    if !stand_in::is_here() {
+        return stand_in::again("what_was_begun_before_a_kernel_comes_that_stays_does_not_wait_for_it");
+    }
+    let (devices, why) = discover(&[Kind::Cuda]);
+    let d = devices.first().unwrap_or_else(|| panic!("{why:?}"));
+    let buffer = d.alloc(1 << 20).unwrap();
+    assert!(comes_back_before_what_stays(d, move || drop(buffer)), "what is freed");
+    let text = "extern \"C\" __global__ void seven(unsigned *p) { *p = 7; }";
+    let compile = || d.compile(&forebay_hal::Source::CudaCpp(text.into()), "seven").unwrap();
+    // From the cache the second time, and so at once.
+    drop(compile());
+    assert!(comes_back_before_what_stays(d, move || drop(compile())), "code that is loaded");
+    assert_eq!(d.allocated(), 0);
 }
 
 #[test]
@@ -378,6 +430,26 @@ fn without_a_mapping_memory_is_ordinary_and_the_device_says_why() {
     check(&*devices[0]);
     assert!(!devices[0].alloc_mapped(100).unwrap().is_mapped());
     assert_eq!((rm.mappings(), rm.memories(), rm.wrong_order()), (0, 0, 0));
+}
+
+#[test]
+fn where_there_is_no_room_to_map_now_there_is_later() {
+    if !stand_in::is_here() {
+        return stand_in::again("where_there_is_no_room_to_map_now_there_is_later");
+    }
+    let rm = FakeRm::default();
+    cuda::use_rm(Arc::new(rm.clone()));
+    let (devices, why) = discover(&[Kind::Cuda]);
+    let d = devices.first().unwrap_or_else(|| panic!("{why:?}"));
+    rm.refuse_mapping(Some(forebay_rm::error::INSUFFICIENT_RESOURCES));
+    assert!(!d.alloc_mapped(100).unwrap().is_mapped());
+    rm.refuse_mapping(None);
+    // It is not tried at once, and nothing says that it never will be.
+    assert!(!d.alloc_mapped(100).unwrap().is_mapped());
+    assert_eq!(d.without(), Vec::<String>::new());
+    std::thread::sleep(Duration::from_millis(1100));
+    assert!(d.alloc_mapped(100).unwrap().is_mapped());
+    assert_eq!((d.allocated(), rm.mappings(), rm.memories(), rm.wrong_order()), (0, 0, 0, 0));
 }
 
 #[test]

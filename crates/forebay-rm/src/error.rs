@@ -98,6 +98,16 @@ impl Error {
             _ => false,
         }
     }
+
+    /// Whether this says that something is used up, of which others may give some back: the range through which the processor
+    /// reaches the GPU's memory, for one, has 256 MiB on many GPUs.
+    pub fn is_full(&self) -> bool {
+        match self {
+            Error::Status { status, .. } => matches!(*status, INSUFFICIENT_RESOURCES | NO_MEMORY),
+            Error::Call { why, .. } => matches!(Errno::from_io_error(why), Some(Errno::NOMEM | Errno::NOSPC)),
+            _ => false,
+        }
+    }
 }
 
 /// Success.
@@ -106,6 +116,8 @@ pub const OK: u32 = 0;
 pub const GPU_IS_LOST: u32 = 0x0F;
 /// It is being reset.
 pub const GPU_IN_RESET: u32 = 0x10;
+/// Something other than memory is used up.
+pub const INSUFFICIENT_RESOURCES: u32 = 0x1A;
 /// Refused for this caller.
 pub const INSUFFICIENT_PERMISSIONS: u32 = 0x1B;
 /// Bad parameters.
@@ -116,6 +128,8 @@ pub const INVALID_CLIENT: u32 = 0x23;
 pub const INVALID_COMMAND: u32 = 0x24;
 /// The object does not exist.
 pub const INVALID_OBJECT_HANDLE: u32 = 0x33;
+/// No memory is left.
+pub const NO_MEMORY: u32 = 0x51;
 /// Not on this GPU or driver.
 pub const NOT_SUPPORTED: u32 = 0x56;
 /// Nothing there.
@@ -126,11 +140,13 @@ fn name(status: u32) -> &'static str {
     match status {
         GPU_IS_LOST => "the GPU is lost",
         GPU_IN_RESET => "the GPU is in reset",
+        INSUFFICIENT_RESOURCES => "insufficient resources",
         INSUFFICIENT_PERMISSIONS => "insufficient permissions",
         INVALID_ARGUMENT => "invalid argument",
         INVALID_CLIENT => "invalid client",
         INVALID_COMMAND => "invalid command",
         INVALID_OBJECT_HANDLE => "invalid object handle",
+        NO_MEMORY => "no memory",
         NOT_SUPPORTED => "not supported",
         OBJECT_NOT_FOUND => "object not found",
         _ => "RM status",

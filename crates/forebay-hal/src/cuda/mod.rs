@@ -16,6 +16,7 @@ mod part;
 #[doc(hidden)]
 pub mod plain;
 mod queue;
+mod stay;
 mod sys;
 mod window;
 
@@ -30,6 +31,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use memory::{CudaMemory, PinnedMemory};
 pub use nvrtc::Nvrtc;
 use part::Part;
+use stay::{Between, Stay};
 use sys::{CuContext, CuDevice, CuDevicePtr, CuFunction, CuModule, CuResult, Driver, SUCCESS};
 use window::Windows;
 #[doc(hidden)]
@@ -85,7 +87,7 @@ struct Primary {
     /// Why it is lost, if it is.
     lost: OnceLock<String>,
     /// The driver waits for all of its kernels, whichever handle launched them.
-    stay: Mutex<Stay>,
+    stay: Stay,
 }
 
 /// The primary contexts of today. Whoever opens or renews a device holds the lock.
@@ -109,13 +111,6 @@ struct Context {
     name: String,
     allocated: AtomicU64,
     limit: u64,
-}
-
-/// Kernels that stay until they are told to end, and what waits for that.
-#[derive(Default)]
-struct Stay {
-    kernels: usize,
-    after: Vec<Box<dyn FnOnce(&'static Driver) + Send>>,
 }
 
 // SAFETY: driver handles may be used from any thread once the context is current there (`enter`).
@@ -187,23 +182,15 @@ impl Context {
         self.allocated.load(Ordering::Relaxed)
     }
 
-    fn stay(&self) -> MutexGuard<'_, Stay> {
-        self.primary.stay.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Frees something, once no kernel stays: the driver would wait for it.
     fn free(&self, what: impl FnOnce(&'static Driver) + Send + 'static) {
         if !is_home() {
             // With what it would give back.
             return std::mem::forget(what);
         }
-        let mut stay = self.stay();
-        if stay.kernels > 0 {
-            stay.after.push(Box::new(what));
-            return;
-        }
-        drop(stay);
-        if let Ok(d) = self.enter() {
+        if let Some((what, _between)) = self.primary.stay.between_or_after(what)
+            && let Ok(d) = self.enter()
+        {
             what(d);
         }
     }
@@ -334,7 +321,7 @@ impl CudaDevice {
         static SERIAL: AtomicUsize = AtomicUsize::new(1);
         let new = || {
             let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
-            Arc::new(Primary { serial, lost: OnceLock::new(), stay: Mutex::default() })
+            Arc::new(Primary { serial, lost: OnceLock::new(), stay: Stay::default() })
         };
         let primary = primaries.entry(device).or_insert_with(new).clone();
         // SAFETY: the driver NUL-terminates within the length, and the last byte was never written.
@@ -391,7 +378,8 @@ impl CudaDevice {
         let compiler = format!("nvrtc {major}.{minor} sm_{} {}", self.cc, options.join(" "));
         let key = Cache::key(&[b"cuda", text.as_bytes(), compiler.as_bytes()]);
         self.modules.get_or(&key, || {
-            self.may_load(entry)?;
+            // Known now, before the time that compiling takes, which no grid waits for.
+            drop(self.may_load(entry)?);
             if let Some(module) = self.cache.get(&key).and_then(|binary| self.load(&binary, entry).ok()) {
                 return Ok(module);
             }
@@ -403,18 +391,19 @@ impl CudaDevice {
     }
 
     /// Loading code would wait for kernels that stay.
-    fn may_load(&self, entry: &str) -> Result<()> {
-        if self.context.stay().kernels == 0 {
-            return Ok(());
-        }
-        let what =
-            format!("loading kernel {entry} while a resident grid runs there; compile it before the grid is started");
-        Err(Error::Unsupported { device: self.context.name.clone(), what })
+    fn may_load(&self, entry: &str) -> Result<Between<'_>> {
+        self.context.primary.stay.between().ok_or_else(|| {
+            let what = format!(
+                "loading kernel {entry} while a resident grid runs there; compile it before the grid is started"
+            );
+            Error::Unsupported { device: self.context.name.clone(), what }
+        })
     }
 
     /// Loads a cubin, a fatbin or NUL-terminated PTX.
     fn load(&self, image: &[u8], entry: &str) -> Result<CudaModule> {
         let c = &self.context;
+        let _between = self.may_load(entry)?;
         let d = c.enter()?;
         let mut id = null_mut();
         // SAFETY: the image is a cubin or fatbin with its own length, or NUL-terminated PTX.
@@ -426,18 +415,25 @@ impl CudaDevice {
                 _ => Error::Compile { device: c.name.clone(), entry: entry.into(), log },
             })?;
         }
-        Ok(CudaModule { id, functions: Mutex::default(), context: c.clone() })
+        let module = CudaModule { id, functions: Mutex::default(), context: c.clone() };
+        // Before a kernel may come that stays: then it would be refused. What is wrong with it is said to who asks.
+        _ = self.find(&module, entry);
+        Ok(module)
     }
 
     /// A function of a module, and its code on the device: by itself the driver brings that there at the first launch, and
     /// waits for all kernels then.
     fn function(&self, module: &CudaModule, entry: &str) -> Result<CuFunction> {
-        let c = &self.context;
-        let mut functions = module.functions.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = functions.get(entry) {
+        if let Some(known) = module.functions().get(entry) {
             return Ok(*known as CuFunction);
         }
-        self.may_load(entry)?;
+        let _between = self.may_load(entry)?;
+        self.find(module, entry)
+    }
+
+    /// The same of one that was not asked for yet, while no kernel stays.
+    fn find(&self, module: &CudaModule, entry: &str) -> Result<CuFunction> {
+        let c = &self.context;
         let d = c.enter()?;
         let mut function = null_mut();
         let name = CString::new(entry).unwrap_or_default();
@@ -453,7 +449,7 @@ impl CudaDevice {
             // SAFETY: `function` was just found.
             c.check("cuFuncLoad", unsafe { (loading.load)(function) })?;
         }
-        functions.insert(entry.into(), function as usize);
+        module.functions().insert(entry.into(), function as usize);
         Ok(function)
     }
 }
@@ -469,6 +465,12 @@ struct CudaModule {
 unsafe impl Send for CudaModule {}
 // SAFETY: as for `Context`.
 unsafe impl Sync for CudaModule {}
+
+impl CudaModule {
+    fn functions(&self) -> MutexGuard<'_, HashMap<String, usize>> {
+        self.functions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 impl Drop for CudaModule {
     fn drop(&mut self) {
@@ -566,10 +568,7 @@ impl Device for CudaDevice {
             Source::CudaBinary(b) => {
                 let key = Cache::key(&[b"cuda binary", b]);
                 // PTX is text and must end in a NUL.
-                self.modules.get_or(&key, || {
-                    self.may_load(entry)?;
-                    self.load(&[b, &[0u8][..]].concat(), entry)
-                })?
+                self.modules.get_or(&key, || self.load(&[b, &[0u8][..]].concat(), entry))?
             }
             other => {
                 return Err(Error::Unsupported { device: c.name.clone(), what: format!("kernel source {other:?}") });
@@ -608,14 +607,10 @@ impl Device for CudaDevice {
         struct Leaves(Arc<Context>);
         impl Drop for Leaves {
             fn drop(&mut self) {
-                let mut stay = self.0.stay();
-                stay.kernels -= 1;
-                let over = if stay.kernels == 0 { std::mem::take(&mut stay.after) } else { Vec::new() };
-                drop(stay);
-                over.into_iter().for_each(|what| self.0.free(what));
+                self.0.primary.stay.leave().into_iter().for_each(|what| self.0.free(what));
             }
         }
-        self.context.stay().kernels += 1;
+        self.context.primary.stay.occupy();
         Occupied(Some(Box::new(Leaves(self.context.clone()))))
     }
 

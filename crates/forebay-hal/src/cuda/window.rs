@@ -8,6 +8,7 @@ use std::ffi::c_void;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use forebay_rm::{Aperture, Client, Rm, Window};
 
@@ -19,6 +20,9 @@ use crate::{Error, Result};
 const ALIGN: usize = 256;
 /// Bytes of a slab; larger buffers have one of their own.
 const SLAB: usize = 4 << 20;
+/// How long no slab is asked for where there was no room to map one: an attempt takes several calls, and buffers are ordinary ones
+/// meanwhile.
+const AGAIN: Duration = Duration::from_secs(1);
 /// Stands at the beginning of every slab. A device that has left the bus answers every read with ones, and so does not
 /// say this any more.
 const PRESENT: u64 = 0x466f_7265_6261_7921;
@@ -125,8 +129,15 @@ fn give_back(free: &mut Vec<(usize, usize)>, offset: usize, bytes: usize) {
 pub(super) struct Windows {
     /// A client of the kernel driver's; opened with the first slab.
     client: OnceLock<Result<Arc<Client>, String>>,
-    slabs: Mutex<Vec<Weak<Slab>>>,
+    slabs: Mutex<Slabs>,
     refused: OnceLock<String>,
+}
+
+#[derive(Default)]
+struct Slabs {
+    all: Vec<Weak<Slab>>,
+    /// When there was no room for another one to be mapped.
+    full: Option<Instant>,
 }
 
 impl Windows {
@@ -137,19 +148,26 @@ impl Windows {
         }
         let bytes = bytes.max(1).checked_next_multiple_of(ALIGN)?;
         let mut slabs = self.slabs.lock().unwrap_or_else(PoisonError::into_inner);
-        slabs.retain(|s| s.strong_count() > 0);
-        for slab in slabs.iter().filter_map(Weak::upgrade) {
+        slabs.all.retain(|s| s.strong_count() > 0);
+        for slab in slabs.all.iter().filter_map(Weak::upgrade) {
             let offset = take(&mut slab.free.lock().unwrap_or_else(PoisonError::into_inner), bytes);
             if let Some(offset) = offset {
                 return Some(Part { slab, offset, bytes });
             }
         }
+        if slabs.full.is_some_and(|since| since.elapsed() < AGAIN) {
+            return None;
+        }
         match self.slab(context, bytes.checked_add(ALIGN)?.max(SLAB)) {
             Ok(slab) => {
                 let slab = Arc::new(slab);
                 let offset = take(&mut slab.free.lock().unwrap_or_else(PoisonError::into_inner), bytes)?;
-                slabs.push(Arc::downgrade(&slab));
+                slabs.all.push(Arc::downgrade(&slab));
                 Some(Part { slab, offset, bytes })
+            }
+            Err(Error::Full { .. }) => {
+                slabs.full = Some(Instant::now());
+                None
             }
             // It may fit next time, or as an ordinary buffer.
             Err(e) if e.is_out_of_memory() => None,
@@ -222,7 +240,7 @@ impl Windows {
     }
 
     fn map(&self, context: &Arc<Context>, slab: &Slab) -> Result<Mapping> {
-        let refused = match self.aperture(context, slab) {
+        let refused = match self.aperture(context, slab)? {
             Ok(a) => return Ok(Mapping::Aperture(a)),
             Err(why) => why,
         };
@@ -240,14 +258,25 @@ impl Windows {
         window.map(Mapping::DmaBuf).map_err(unsupported)
     }
 
-    fn aperture(&self, context: &Arc<Context>, slab: &Slab) -> Result<Aperture, String> {
-        let client = self.client.get_or_init(|| open(context)).clone()?;
+    /// By RM; inside what says that there is none here, outside that there was no room now.
+    fn aperture(&self, context: &Arc<Context>, slab: &Slab) -> Result<Result<Aperture, String>> {
+        let client = match self.client.get_or_init(|| open(context)) {
+            Ok(client) => client.clone(),
+            Err(why) => return Ok(Err(why.clone())),
+        };
         let exported = export(context, "cuMemExportToShareableHandle", |d, fd| {
             // SAFETY: the handle is the slab's; a descriptor is asked for.
             unsafe { (d.cuMemExportToShareableHandle)(fd.cast(), slab.handle, sys::MEM_HANDLE_POSIX_FD, 0) }
         });
-        let exported = exported.map_err(|e| e.to_string())?;
-        Aperture::map(&client, exported.as_fd(), slab.bytes).map_err(|e| e.to_string())
+        let exported = match exported {
+            Err(e) if e.is_out_of_memory() => return Err(e),
+            Err(e) => return Ok(Err(e.to_string())),
+            Ok(fd) => fd,
+        };
+        match Aperture::map(&client, exported.as_fd(), slab.bytes) {
+            Err(e) if e.is_full() => Err(Error::Full { device: context.name.clone(), why: e.to_string() }),
+            mapped => Ok(mapped.map_err(|e| e.to_string())),
+        }
     }
 }
 
