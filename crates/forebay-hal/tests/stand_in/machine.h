@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <cstdio>
@@ -104,6 +105,9 @@ static bool in_device(uint64_t p, size_t n) {
 
 // ---------------------------------------------------------------- streams
 
+// The call of the driver that this thread made last.
+static thread_local const char* last_call = "a stream";
+
 struct Stream {
   std::mutex m;
   std::condition_variable changed;
@@ -135,7 +139,12 @@ struct Stream {
   }
   void wait(uint64_t until) {
     std::unique_lock<std::mutex> l(m);
-    changed.wait(l, [&] { return executed >= until; });
+    auto there = [&] { return executed >= until; };
+    if (changed.wait_for(l, std::chrono::seconds(20), there)) return;
+    // Where nothing goes on any more, somebody will want to know who waits for what.
+    fprintf(stderr, "stand-in: %s has waited for 20 s for a stream, which has done %llu of %llu\n", last_call,
+            (unsigned long long)executed, (unsigned long long)until);
+    changed.wait(l, there);
   }
 };
 
@@ -185,6 +194,7 @@ static bool finds_no_memory(const char* call) {
   return path && std::ifstream(path) >> which && which == call && !remove(path);
 }
 #define READY                                        \
+  last_call = __func__;                              \
   if (!initialised) return NOT_INITIALIZED;          \
   if (int e = sticky) return e;                      \
   if (finds_no_memory(__func__)) return OUT_OF_MEMORY; \
