@@ -386,7 +386,8 @@ API int cuEventQuery(void* handle) {
   auto* e = (Event*)handle;
   if (!e->stream) return OK;
   std::lock_guard<std::mutex> g(e->stream->m);
-  return e->stream->executed >= e->at ? OK : NOT_READY;
+  // What was skipped, since something before it had faulted, is not done.
+  return e->stream->executed >= e->at ? (int)sticky : NOT_READY;
 }
 API int cuEventSynchronize(void* handle) {
   READY;

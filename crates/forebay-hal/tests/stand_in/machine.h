@@ -105,6 +105,13 @@ static bool in_device(uint64_t p, size_t n) {
 
 // ---------------------------------------------------------------- streams
 
+// One in so many, drawn: the same ones each time for the same STAND_IN_SEED, if the calls are.
+static bool drawn(std::atomic<uint64_t>& calls, int one_in) {
+  uint64_t x = (uint64_t(number("STAND_IN_SEED", 1)) << 32 | ++calls) * 0x9E3779B97F4A7C15;
+  x = (x ^ x >> 31) * 0xBF58476D1CE4E5B9;
+  return (x ^ x >> 29) % one_in == 0;
+}
+
 // The call of the driver that this thread made last.
 static thread_local const char* last_call = "a stream";
 
@@ -116,6 +123,9 @@ struct Stream {
   bool stop = false;
   std::thread thread;
   void run() {
+    // One command in so many faults.
+    static const int falls = number("STAND_IN_FAULTS", 0);
+    static std::atomic<uint64_t> done{0};
     unsigned random = getenv("STAND_IN_DELAYS") ? 1 + (unsigned)(uintptr_t)this / 64 : 0;
     std::unique_lock<std::mutex> l(m);
     for (;;) {
@@ -125,6 +135,7 @@ struct Stream {
       work.pop_front();
       l.unlock();
       if (random && (random = random * 1103515245 + 12345) >> 29 == 0) usleep(1000);
+      if (!sticky && falls && drawn(done, falls)) sticky = LAUNCH_FAILED;
       if (!sticky) f();
       l.lock();
       executed++;
@@ -184,12 +195,8 @@ static bool finds_no_memory(const char* call) {
       "cuLaunchKernel", "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuMemcpyDtoDAsync_v2", "cuMemsetD8Async",
       "cuGraphCreate", "cuGraphAddKernelNode_v2", "cuGraphInstantiateWithFlags", "cuGraphExecKernelNodeSetParams_v2",
       "cuGraphLaunch"};
-  static std::atomic<uint64_t> calls{uint64_t(number("STAND_IN_SEED", 1)) << 32};
-  if (scarce && need.count(call)) {
-    uint64_t x = ++calls * 0x9E3779B97F4A7C15;
-    x = (x ^ x >> 31) * 0xBF58476D1CE4E5B9;
-    if ((x ^ x >> 29) % scarce == 0) return true;
-  }
+  static std::atomic<uint64_t> calls{0};
+  if (scarce && need.count(call) && drawn(calls, scarce)) return true;
   std::string which;
   return path && std::ifstream(path) >> which && which == call && !remove(path);
 }

@@ -278,6 +278,80 @@ fn check(case: &Case) {
     assert_eq!(sims.map(|s| s.allocated()), [0, 0]);
 }
 
+/// The same graphs on a CUDA device whose context a fault makes useless sooner or later. What comes back is the device, as a new
+/// one where that happened.
+fn check_faulting(case: &Case, device: Arc<dyn Device>, bytes: impl Fn() -> u64) -> Arc<dyn Device> {
+    let b = Runtime::builder().devices(vec![device.clone()]).mode(case.mode).fusion(case.fusion).workers(case.workers);
+    let rt = b.service(false).models(Arc::new(Models::off())).build().unwrap();
+    let lost = |e: &Error| assert!(e.to_string().contains("lost"), "{e}");
+    let others = case.nodes.iter().all(|n| n.by != By::Device);
+    let is_lost = || device.alloc(1).is_err();
+    let mut next = 0;
+    match start(&rt, &case.nodes, Kind::Cuda) {
+        Ok(s) => {
+            for step in &case.steps {
+                let numbers = next..next + step.items as u32;
+                next = numbers.end;
+                if let Err(e) = s.items(&case.nodes, numbers, || {}) {
+                    lost(&e);
+                    assert!(is_lost(), "{e}");
+                    s.begin_anew();
+                }
+            }
+            // Once for what was under way when it happened, should it happen now.
+            let goes_on =
+                |s: &Started| (0..2).any(|_| s.items(&case.nodes, 0..3, || {}).inspect_err(|_| s.begin_anew()).is_ok());
+            assert!(goes_on(&s) || !others && is_lost(), "it does not go on");
+        }
+        Err(e) => lost(&e),
+    }
+    let begun = start(&rt, &case.nodes, Kind::Cuda).inspect_err(lost).is_ok();
+    assert!(begun || is_lost() && !others, "another one does not begin");
+    drop(rt);
+    until_free(|| device.allocated());
+    if !is_lost() {
+        return device;
+    }
+    // SAFETY: nobody else in this process uses the device.
+    let renewed = unsafe { device.renew() }.unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(bytes(), 0);
+    renewed
+}
+
+/// `STAND_IN_FAULTS` says how many commands fault.
+#[test]
+fn graphs_on_a_device_that_faults() {
+    if !stand_in::alone("random::graphs_on_a_device_that_faults") || std::env::var_os("STAND_IN_FAULTS").is_none() {
+        return;
+    }
+    let bytes = bytes_of_the_driver();
+    let device = forebay::hal::discover(&[Kind::Cuda]).0.remove(0);
+    let mut runner = TestRunner::new(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() });
+    let device = std::cell::RefCell::new(Some(device));
+    runner
+        .run(&cases(), |case| {
+            let now = device.take();
+            device.replace(now.map(|d| check_faulting(&case, d, &bytes)));
+            Ok(())
+        })
+        .unwrap();
+}
+
+#[test]
+fn graphs_on_a_device_that_faults_with_the_stand_in() {
+    for faults in ["20", "200"] {
+        stand_in::again_with("random::graphs_on_a_device_that_faults", &[("STAND_IN_FAULTS", faults)]);
+    }
+}
+
+/// What the stand-in says that it has given out.
+fn bytes_of_the_driver() -> impl Fn() -> u64 {
+    // SAFETY: it is loaded anyway.
+    let driver = unsafe { libloading::Library::new("libcuda.so.1") }.unwrap();
+    // SAFETY: the function has that type.
+    move || unsafe { driver.get::<unsafe extern "C" fn() -> u64>(b"stand_in_bytes").unwrap()() }
+}
+
 fn is_of_memory(e: &Error) -> bool {
     ["out of memory", "no memory is left"].iter().any(|w| e.to_string().contains(w))
 }
@@ -307,9 +381,14 @@ fn check_scarce(case: &Case, device: &Arc<dyn Device>, bytes: impl Fn() -> u64) 
         }
     }
     drop((started, rt));
+    until_free(|| device.allocated() + bytes());
+}
+
+/// A thread may be about to give the last of it back.
+fn until_free(bytes: impl Fn() -> u64) {
     let begun = std::time::Instant::now();
-    while device.allocated() + bytes() > 0 {
-        assert!(begun.elapsed() < PATIENCE, "{} B are left, {} to the driver", device.allocated(), bytes());
+    while bytes() > 0 {
+        assert!(begun.elapsed() < PATIENCE, "{} B are left", bytes());
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -323,15 +402,12 @@ fn graphs_where_memory_is_scarce() {
     if std::env::var_os("FOREBAY_TEST_MAPPED").is_some() {
         forebay::hal::cuda::use_rm(Arc::new(forebay_rm::fake::FakeRm::default()));
     }
-    // SAFETY: it is loaded anyway; the function has that type.
-    let driver = unsafe { libloading::Library::new("libcuda.so.1") }.unwrap();
-    // SAFETY: as above.
-    let bytes = || unsafe { driver.get::<unsafe extern "C" fn() -> u64>(b"stand_in_bytes").unwrap()() };
+    let bytes = bytes_of_the_driver();
     let device = forebay::hal::discover(&[Kind::Cuda]).0.remove(0);
     let mut runner = TestRunner::new(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() });
     runner
         .run(&cases(), |case| {
-            check_scarce(&case, &device, bytes);
+            check_scarce(&case, &device, &bytes);
             Ok(())
         })
         .unwrap();
