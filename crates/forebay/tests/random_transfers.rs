@@ -126,10 +126,6 @@ fn is_scarce() -> bool {
 }
 
 /// Whatever finds no memory is tried again, where the driver has little.
-fn sure<T>(mut f: impl FnMut() -> Result<T, Error>) -> T {
-    tried(&mut f).unwrap()
-}
-
 fn tried<T>(mut f: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
     loop {
         match f() {
@@ -149,12 +145,12 @@ struct Lane {
 }
 
 impl Lane {
-    fn new(engine: &Arc<Engine>) -> Lane {
+    fn new(engine: &Arc<Engine>) -> Result<Lane, Error> {
         let ways = Way::of(&**engine.device()).collect();
-        let (stream, memory) = (sure(|| engine.stream()), sure(|| engine.memory(SIZE)));
+        let (stream, memory) = (tried(|| engine.stream())?, tried(|| engine.memory(SIZE))?);
         let mut lane = Lane { stream, memory, model: pattern(1, SIZE), under_way: Vec::new(), ways };
-        sure(|| lane.stream.write(&lane.memory, 0, &lane.model));
-        lane
+        tried(|| lane.stream.write(&lane.memory, 0, &lane.model))?;
+        Ok(lane)
     }
 
     /// The next transfer goes that way, or as planned.
@@ -166,26 +162,28 @@ impl Lane {
         self.stream.force(way).unwrap();
     }
 
-    fn finish(&mut self, i: usize) {
+    fn finish(&mut self, i: usize) -> Result<(), Error> {
         let (begun, want) = self.under_way.remove(i);
-        let got = self.stream.finish(begun).unwrap();
+        let got = self.stream.finish(begun)?;
         assert!(got[..] == want[..], "{} B that were under way", want.len());
+        Ok(())
     }
 
-    fn room(&mut self) {
+    fn room(&mut self) -> Result<(), Error> {
         while self.under_way.len() >= MOST_UNDER_WAY {
-            self.finish(0);
+            self.finish(0)?;
         }
+        Ok(())
     }
 }
 
-fn filled(engine: &Engine, data: &[u8]) -> Pinned {
-    let mut p = sure(|| engine.pinned(data.len().max(1)));
+fn filled(engine: &Engine, data: &[u8]) -> Result<Pinned, Error> {
+    let mut p = tried(|| engine.pinned(data.len().max(1)))?;
     p[..data.len()].copy_from_slice(data);
-    p
+    Ok(p)
 }
 
-fn go(lanes: &mut [Lane], engines: &[Arc<Engine>], number: u32, which: usize, step: &Step) {
+fn go(lanes: &mut [Lane], engines: &[Arc<Engine>], number: u32, which: usize, step: &Step) -> Result<(), Error> {
     let host = |pinned: bool| if pinned { Host::Pinned } else { Host::Pageable };
     let (first, second) = lanes.split_at_mut(1);
     let (lane, other) = if which == 0 { (&mut first[0], &mut second[0]) } else { (&mut second[0], &mut first[0]) };
@@ -195,8 +193,8 @@ fn go(lanes: &mut [Lane], engines: &[Arc<Engine>], number: u32, which: usize, st
             lane.by(way, host(pinned));
             let data = pattern(number, bytes);
             match pinned {
-                true => sure(|| lane.stream.write(&lane.memory, at, &filled(engine, &data).part(0..bytes))),
-                false => sure(|| lane.stream.write(&lane.memory, at, &data)),
+                true => tried(|| lane.stream.write(&lane.memory, at, &filled(engine, &data)?.part(0..bytes)))?,
+                false => tried(|| lane.stream.write(&lane.memory, at, &data))?,
             }
             lane.model[at..at + bytes].copy_from_slice(&data);
         }
@@ -204,11 +202,11 @@ fn go(lanes: &mut [Lane], engines: &[Arc<Engine>], number: u32, which: usize, st
             lane.by(way, host(pinned));
             let mut got = vec![0xA5; bytes];
             if pinned {
-                let mut p = filled(engine, &got);
-                sure(|| lane.stream.read(&lane.memory, at, &mut p.part_mut(0..bytes)));
+                let mut p = filled(engine, &got)?;
+                tried(|| lane.stream.read(&lane.memory, at, &mut p.part_mut(0..bytes)))?;
                 got.copy_from_slice(&p[..bytes]);
             } else {
-                sure(|| lane.stream.read(&lane.memory, at, &mut got));
+                tried(|| lane.stream.read(&lane.memory, at, &mut got))?;
             }
             let wrong = got.iter().zip(&lane.model[at..]).position(|(a, b)| a != b);
             assert_eq!(wrong, None, "{bytes} B at {at}, pinned: {pinned}, way {:?}", lane.ways.get(way));
@@ -218,8 +216,8 @@ fn go(lanes: &mut [Lane], engines: &[Arc<Engine>], number: u32, which: usize, st
             let data = pattern(number, 600_000);
             let all: Vec<Range> = ranges.iter().map(|r| range(*r)).collect();
             match pinned {
-                true => sure(|| lane.stream.write_batch(&lane.memory, &filled(engine, &data), &all)),
-                false => sure(|| lane.stream.write_batch(&lane.memory, &data, &all)),
+                true => tried(|| lane.stream.write_batch(&lane.memory, &filled(engine, &data)?, &all))?,
+                false => tried(|| lane.stream.write_batch(&lane.memory, &data, &all))?,
             }
             for &(host, at, n) in ranges {
                 lane.model[at..at + n].copy_from_slice(&data[host..host + n]);
@@ -231,11 +229,11 @@ fn go(lanes: &mut [Lane], engines: &[Arc<Engine>], number: u32, which: usize, st
             let all: Vec<Range> = ranges.iter().map(|r| range(*r)).collect();
             let mut got = want.clone();
             if pinned {
-                let mut p = filled(engine, &got);
-                sure(|| lane.stream.read_batch(&lane.memory, &mut p, &all));
+                let mut p = filled(engine, &got)?;
+                tried(|| lane.stream.read_batch(&lane.memory, &mut p, &all))?;
                 got.copy_from_slice(&p);
             } else {
-                sure(|| lane.stream.read_batch(&lane.memory, &mut got, &all));
+                tried(|| lane.stream.read_batch(&lane.memory, &mut got, &all))?;
             }
             for &(host, at, n) in ranges {
                 want[host..host + n].copy_from_slice(&lane.model[at..at + n]);
@@ -243,50 +241,53 @@ fn go(lanes: &mut [Lane], engines: &[Arc<Engine>], number: u32, which: usize, st
             assert!(got == want, "a batch, pinned: {pinned}, way {:?}", lane.ways.get(way));
         }
         Step::StartWrite { at, bytes } => {
-            lane.room();
+            lane.room()?;
             let data = pattern(number, bytes.max(1));
-            let begun = sure(|| lane.stream.start_write(&lane.memory, at, filled(engine, &data)));
+            let begun = tried(|| lane.stream.start_write(&lane.memory, at, filled(engine, &data)?))?;
             lane.model[at..at + data.len()].copy_from_slice(&data);
             lane.under_way.push((begun, data));
         }
         Step::StartRead { at, bytes } => {
-            lane.room();
+            lane.room()?;
             let want = lane.model[at..at + bytes.max(1)].to_vec();
-            let begun = sure(|| lane.stream.start_read(&lane.memory, at, engine.pinned(want.len())?));
+            let begun = tried(|| lane.stream.start_read(&lane.memory, at, engine.pinned(want.len())?))?;
             lane.under_way.push((begun, want));
         }
         Step::Behind { at, bytes, shift, reads } => {
-            go(lanes, engines, number, which, &Step::StartWrite { at, bytes });
+            go(lanes, engines, number, which, &Step::StartWrite { at, bytes })?;
             let (at, pinned, way) = (at + shift, true, usize::MAX);
             let next =
                 if reads { Step::Read { at, bytes, pinned, way } } else { Step::Write { at, bytes, pinned, way } };
-            go(lanes, engines, !number, which, &next);
+            go(lanes, engines, !number, which, &next)?;
         }
-        Step::Finish(i) if !lane.under_way.is_empty() => lane.finish(i % lane.under_way.len()),
+        Step::Finish(i) if !lane.under_way.is_empty() => lane.finish(i % lane.under_way.len())?,
         Step::Forget(i) if !lane.under_way.is_empty() => drop(lane.under_way.remove(i % lane.under_way.len())),
         Step::Finish(_) | Step::Forget(_) => {}
         Step::Copy { at, to, bytes } => {
             let copied = tried(|| lane.stream.copy(&lane.memory, at, &lane.memory, to, bytes));
             let overlaps = bytes > 0 && at < to + bytes && to < at + bytes;
-            assert_eq!(copied.is_err(), overlaps, "{copied:?}");
-            if !overlaps {
-                lane.model.copy_within(at..at + bytes, to);
+            if overlaps {
+                assert!(copied.is_err());
+                return Ok(());
             }
+            copied?;
+            lane.model.copy_within(at..at + bytes, to);
         }
         Step::Relay { at, to, bytes } => {
             lane.stream.force(None).unwrap();
-            sure(|| lane.stream.relay(&lane.memory, at, &mut other.stream, &other.memory, to, bytes));
+            tried(|| lane.stream.relay(&lane.memory, at, &mut other.stream, &other.memory, to, bytes))?;
             other.model[to..to + bytes].copy_from_slice(&lane.model[at..at + bytes]);
         }
         Step::Deadline(ns) => lane.stream.set_deadline(ns.map(Duration::from_nanos)),
         Step::Anew => {
-            let new = sure(|| engine.stream());
+            let new = tried(|| engine.stream())?;
             let old = std::mem::replace(&mut lane.stream, new);
             // What it had begun ends before it does.
             lane.under_way.clear();
             drop(old);
         }
     }
+    Ok(())
 }
 
 fn range((host, device, bytes): (usize, usize, usize)) -> Range {
@@ -316,29 +317,71 @@ fn curves(device: &dyn Device) -> Curves {
     Curves { all: all.collect(), together: [together.clone(), together], further: [100; 2] }
 }
 
+/// All steps, and what there is in the end.
+fn case(
+    devices: [&Arc<dyn Device>; 2],
+    known: impl Fn(&dyn Device) -> Curves,
+    steps: &[(usize, Step)],
+) -> Result<(), Error> {
+    // Anew, since they notice what is not so.
+    let engines = devices.map(|d| Engine::with_curves(d.clone(), known(&**d)));
+    let mut lanes = engines.iter().map(Lane::new).collect::<Result<Vec<_>, _>>()?;
+    let done = all(&mut lanes, &engines, steps);
+    if done.is_err() {
+        // What came before is right, and whatever comes now says the same.
+        for (lane, engine) in lanes.iter_mut().zip(&engines) {
+            while !lane.under_way.is_empty() {
+                lane.finish(0).map_err(|e| assert_lost(&e)).ok();
+            }
+            lane.stream.force(None).unwrap();
+            let mut some = [0; 100];
+            let tried = [
+                lane.stream.write(&lane.memory, 0, &some[..]),
+                lane.stream.read(&lane.memory, 0, &mut some[..]),
+                lane.stream.copy(&lane.memory, 0, &lane.memory, 200, 100),
+                filled(engine, &some).and_then(|p| lane.stream.start_write(&lane.memory, 0, p)).map(drop),
+            ];
+            tried.into_iter().for_each(|t| assert_lost(&t.unwrap_err()));
+        }
+    }
+    done
+}
+
+fn assert_lost(e: &Error) {
+    assert!(matches!(e, Error::Device(forebay::hal::Error::Lost { .. })), "{e}");
+}
+
+fn all(lanes: &mut [Lane], engines: &[Arc<Engine>], steps: &[(usize, Step)]) -> Result<(), Error> {
+    for (i, (which, step)) in steps.iter().enumerate() {
+        go(lanes, engines, i as u32 + 2, *which, step)?;
+    }
+    for lane in lanes {
+        let mut whole = vec![0; SIZE];
+        lane.stream.force(None).unwrap();
+        tried(|| lane.stream.read(&lane.memory, 0, &mut whole))?;
+        let wrong = whole.iter().zip(&lane.model).position(|(a, b)| a != b);
+        assert_eq!(wrong, None, "at the end");
+        while !lane.under_way.is_empty() {
+            lane.finish(0)?;
+        }
+    }
+    Ok(())
+}
+
+/// With so many cases unless somebody asked for others.
+fn config(cases: u32) -> ProptestConfig {
+    let asked = std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok());
+    ProptestConfig { cases: asked.unwrap_or(cases), failure_persistence: None, ..ProptestConfig::default() }
+}
+
 fn on(devices: &[Arc<dyn Device>], cases: u32) {
     for (a, b, known) in devices.iter().flat_map(|a| devices.iter().flat_map(move |b| [(a, b, true), (a, b, false)])) {
         let names = [a, b].map(|d| d.info().name.clone());
         let known = |d: &dyn Device| if known { curves(d) } else { Curves::default() };
-        let asked = std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok());
-        let config = ProptestConfig { cases: asked.unwrap_or(cases), failure_persistence: None, ..Default::default() };
         let steps = proptest::collection::vec((0..STREAMS, step()), 1..60);
-        let run = TestRunner::new(config).run(&steps, |steps| {
-            // Anew, since they notice what is not so.
-            let engines = [a, b].map(|d| Engine::with_curves(d.clone(), known(&**d)));
-            let mut lanes: Vec<Lane> = engines.iter().map(Lane::new).collect();
-            for (i, (which, step)) in steps.iter().enumerate() {
-                go(&mut lanes, &engines, i as u32 + 2, *which, step);
-            }
-            for lane in &mut lanes {
-                let mut whole = vec![0; SIZE];
-                lane.stream.force(None).unwrap();
-                sure(|| lane.stream.read(&lane.memory, 0, &mut whole));
-                let wrong = whole.iter().zip(&lane.model).position(|(a, b)| a != b);
-                assert_eq!(wrong, None, "at the end");
-                while !lane.under_way.is_empty() {
-                    lane.finish(0);
-                }
+        let run = TestRunner::new(config(cases)).run(&steps, |steps| {
+            if let Err(e) = case([a, b], known, &steps) {
+                panic!("{e}");
             }
             Ok(())
         });
@@ -350,6 +393,38 @@ fn found(kinds: &[Kind]) -> Vec<Arc<dyn Device>> {
     let (devices, missing) = discover(kinds);
     missing.iter().for_each(|(kind, why)| eprintln!("skipped: no {kind} device here: {why}"));
     devices
+}
+
+/// One command in so many faults, and the device is made anew.
+#[test]
+fn on_a_gpu_that_faults() {
+    if !stand_in::is_here() {
+        return stand_in::again_with("on_a_gpu_that_faults", &[("STAND_IN_FAULTS", "100"), ("STAND_IN_DELAYS", "1")]);
+    }
+    let rm = FakeRm::default();
+    forebay::hal::cuda::use_rm(Arc::new(rm.clone()));
+    // SAFETY: it is loaded anyway.
+    let driver = unsafe { libloading::Library::new("libcuda.so.1") }.unwrap();
+    // SAFETY: the function has that type.
+    let bytes = || unsafe { driver.get::<unsafe extern "C" fn() -> u64>(b"stand_in_bytes").unwrap()() };
+    let device = std::cell::RefCell::new(found(&[Kind::Cuda]).remove(0));
+    let lost = std::cell::Cell::new(0);
+    let steps = proptest::collection::vec((0..STREAMS, step()), 1..60);
+    let run = TestRunner::new(config(48)).run(&(steps, any::<bool>()), |(steps, known)| {
+        let d = device.borrow().clone();
+        let curves = |d: &dyn Device| if known { curves(d) } else { Curves::default() };
+        let Err(e) = case([&d, &d], curves, &steps) else { return Ok(()) };
+        assert_lost(&e);
+        lost.set(lost.get() + 1);
+        // SAFETY: nobody else in this process uses the device.
+        let renewed = unsafe { d.renew() }.unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!((d.allocated(), rm.mappings(), rm.memories(), rm.wrong_order()), (0, 0, 0, 0));
+        assert_eq!(bytes(), 0);
+        device.replace(renewed);
+        Ok(())
+    });
+    run.unwrap_or_else(|e| panic!("{e}"));
+    assert!(lost.get() > 10, "{lost:?}");
 }
 
 #[test]

@@ -31,7 +31,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use memory::{CudaMemory, PinnedMemory};
 pub use nvrtc::Nvrtc;
 use part::Part;
-use stay::{Between, Stay};
+use stay::{Between, Free, Stay};
 use sys::{CuContext, CuDevice, CuDevicePtr, CuFunction, CuModule, CuResult, Driver, SUCCESS};
 use window::Windows;
 #[doc(hidden)]
@@ -88,6 +88,8 @@ struct Primary {
     lost: OnceLock<String>,
     /// The driver waits for all of its kernels, whichever handle launched them.
     stay: Stay,
+    /// What outlives the context when that is lost, and is freed by the next one ([`Context::free_mapped`]).
+    left: Mutex<Vec<Free>>,
 }
 
 /// The primary contexts of today. Whoever opens or renews a device holds the lock.
@@ -193,6 +195,20 @@ impl Context {
         {
             what(d);
         }
+    }
+
+    /// The same of memory that is no context's but the device's, and so is there yet when a lost context has been made anew;
+    /// `mapping` goes first, whatever there is of the context.
+    fn free_mapped<M: Send + 'static>(&self, mapping: M, what: impl FnOnce(&'static Driver) + Send + 'static) {
+        if is_home() && self.alive().is_err() {
+            drop(mapping);
+            self.primary.left.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(what));
+            return;
+        }
+        self.free(move |d| {
+            drop(mapping);
+            what(d);
+        });
     }
 
     fn invalid(&self, what: String) -> Error {
@@ -321,7 +337,7 @@ impl CudaDevice {
         static SERIAL: AtomicUsize = AtomicUsize::new(1);
         let new = || {
             let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
-            Arc::new(Primary { serial, lost: OnceLock::new(), stay: Stay::default() })
+            Arc::new(Primary { serial, lost: OnceLock::new(), stay: Stay::default(), left: Mutex::default() })
         };
         let primary = primaries.entry(device).or_insert_with(new).clone();
         // SAFETY: the driver NUL-terminates within the length, and the last byte was never written.
@@ -671,7 +687,9 @@ impl Device for CudaDevice {
         primaries.remove(&c.device);
         let renewed = Self::open_with(d, c.ordinal, &mut primaries)?;
         // Whether it is well again.
-        renewed.context.enter()?;
+        let d = renewed.context.enter()?;
+        let left = std::mem::take(&mut *c.primary.left.lock().unwrap_or_else(PoisonError::into_inner));
+        left.into_iter().for_each(|free| free(d));
         Ok(Arc::new(renewed))
     }
 

@@ -311,8 +311,7 @@ impl Drop for Slab {
     fn drop(&mut self) {
         let (mapping, done) = (self.mapping.take(), self.done);
         let (address, bytes, handle) = (self.address, self.bytes, self.handle);
-        self.context.free(move |d| {
-            drop(mapping);
+        self.context.free_mapped(mapping, move |d| {
             // SAFETY: each was done once, in the reverse order; no part of it is in use.
             unsafe {
                 if done >= 3 {
