@@ -1,6 +1,67 @@
-//! Grids on a CUDA driver that finds no memory for some calls: they start, or say why not, and give everything back.
+//! Grids on a CUDA driver that finds no memory for some calls, or on a device that faults now and then: they start, or say why not,
+//! and give everything back.
 
 use super::*;
+
+/// What the stand-in says that it has given out.
+fn bytes_of_the_driver() -> impl Fn() -> u64 {
+    // SAFETY: it is loaded anyway.
+    let driver = unsafe { libloading::Library::new("libcuda.so.1") }.unwrap();
+    // SAFETY: the function has that type.
+    move || unsafe { driver.get::<unsafe extern "C" fn() -> u64>(b"stand_in_bytes").unwrap()() }
+}
+
+/// `STAND_IN_FAULTS` says how many commands do.
+#[test]
+fn grids_on_a_device_that_faults() {
+    if !stand_in::alone("scarce::grids_on_a_device_that_faults") || std::env::var_os("STAND_IN_FAULTS").is_none() {
+        return;
+    }
+    let bytes = bytes_of_the_driver();
+    let mut device = device().unwrap();
+    let life = |device: &Arc<dyn Device>, i: usize| -> Result<(), Error> {
+        let b = builder().ring(16).blocks(2);
+        let mut g = (if i.is_multiple_of(2) { b.heap(4 << 20) } else { b }).start_on(device)?;
+        for i in 0..40u64 {
+            assert_eq!(g.wait(g.submit(call(&g, "add", &[i, 1]))?)?.result_as::<u64>(), i + 1);
+        }
+        if i.is_multiple_of(2) {
+            _ = g.heap();
+        }
+        match i % 4 {
+            0 => g.drain(),
+            1 => g.reload(&builder()),
+            2 => g.stop(),
+            _ => Ok(()),
+        }
+    };
+    let (mut well, mut lost) = (0, 0);
+    for i in 0.. {
+        let came = life(&device, i);
+        assert_eq!(device.allocated(), 0);
+        match came {
+            Ok(()) => well += 1,
+            Err(e) => assert!(e.to_string().contains("lost"), "{e}"),
+        }
+        if device.alloc(1).is_err() {
+            lost += 1;
+            // SAFETY: nobody else in this process uses the device.
+            device = unsafe { device.renew() }.unwrap_or_else(|e| panic!("{e}"));
+            assert_eq!(bytes(), 0, "after {well} and {lost}");
+        }
+        if well >= 20 && lost >= 20 {
+            break;
+        }
+    }
+}
+
+#[test]
+fn grids_on_a_device_that_faults_with_the_stand_in() {
+    for pinned in [false, true] {
+        let variables = [("STAND_IN_FAULTS", "40"), (PINNED, "1")];
+        stand_in::again_with("scarce::grids_on_a_device_that_faults", &variables[..1 + usize::from(pinned)]);
+    }
+}
 
 /// `STAND_IN_SCARCE` says how many.
 #[test]
@@ -8,10 +69,7 @@ fn grids_where_memory_is_scarce() {
     if !stand_in::alone("scarce::grids_where_memory_is_scarce") || std::env::var_os("STAND_IN_SCARCE").is_none() {
         return;
     }
-    // SAFETY: it is loaded anyway; the function has that type.
-    let driver = unsafe { libloading::Library::new("libcuda.so.1") }.unwrap();
-    // SAFETY: as above.
-    let bytes = || unsafe { driver.get::<unsafe extern "C" fn() -> u64>(b"stand_in_bytes").unwrap()() };
+    let bytes = bytes_of_the_driver();
     let device = device().unwrap();
     let of_memory = |why: &str| assert!(why.contains("no memory is left") || why.contains("out of memory"), "{why}");
     let (mut begun, mut refused) = (0, 0);
