@@ -7,6 +7,7 @@
 //  - a kernel that touches memory it must not makes the context unusable: every later call fails;
 //  - with STAND_IN_DELAYS set, streams stop now and then, so that one that should have waited for another is found;
 //  - graph nodes run in an order that their dependencies allow, and otherwise the latest first;
+//  - with STAND_IN_SCARCE=N one in N calls that need memory finds none, with STAND_IN_FAULTS=N one in N commands faults;
 //  - with STAND_IN_TURNS set, kernels have their turns with those of other processes (turns.h).
 // "Compiling" turns CUDA C++ into a shared library with the host's g++. There are no barriers and no shared memory.
 // With STAND_IN_PTX=99 it plays a GPU of compute capability 9.9, which no compiler knows, so that NVIDIA's own makes PTX for it
