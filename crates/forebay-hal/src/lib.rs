@@ -254,7 +254,7 @@ pub trait Device: Send + Sync {
 
     /// From now on, and until what comes back is dropped, a kernel may be running that ends only when it is told to. A
     /// driver that frees memory or loads code waits for all kernels; so what is freed meanwhile is freed in the end, and
-    /// kernels that are not compiled yet are refused.
+    /// kernels that are not compiled yet are refused. Returns once what was being freed or loaded is.
     fn occupy(&self) -> Occupied {
         Occupied(None)
     }

@@ -312,10 +312,11 @@ impl Drop for Slab {
         let (mapping, done) = (self.mapping.take(), self.done);
         let (address, bytes, handle) = (self.address, self.bytes, self.handle);
         self.context.free_mapped(mapping, move |d| {
-            // SAFETY: each was done once, in the reverse order; no part of it is in use.
+            // SAFETY: each was done once, in the reverse order; no part of it is in use. Where the mapping has gone with a context
+            // that was made anew, so may the rest have, and its handle be nothing any more.
             unsafe {
-                if done >= 3 {
-                    (d.cuMemUnmap)(address, bytes);
+                if done >= 3 && (d.cuMemUnmap)(address, bytes) != sys::SUCCESS {
+                    return;
                 }
                 if done >= 2 {
                     (d.cuMemRelease)(handle);
