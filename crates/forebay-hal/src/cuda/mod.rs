@@ -396,8 +396,10 @@ impl CudaDevice {
         self.modules.get_or(&key, || {
             // Known now, before the time that compiling takes, which no grid waits for.
             drop(self.may_load(entry)?);
-            if let Some(module) = self.cache.get(&key).and_then(|binary| self.load(&binary, entry).ok()) {
-                return Ok(module);
+            match self.cache.get(&key).map(|binary| self.load(&binary, entry)) {
+                Some(Err(e)) if !e.is_out_of_memory() => {}
+                Some(loaded) => return loaded,
+                None => {}
             }
             let binary = nvrtc.compile(text, entry, self.cc, options, &self.context.name)?;
             let module = self.load(&binary, entry)?;
@@ -432,9 +434,11 @@ impl CudaDevice {
             })?;
         }
         let module = CudaModule { id, functions: Mutex::default(), context: c.clone() };
-        // Before a kernel may come that stays: then it would be refused. What is wrong with it is said to who asks.
-        _ = self.find(&module, entry);
-        Ok(module)
+        // Before a kernel may come that stays: then it would be refused. What else is wrong with it is said to who asks.
+        match self.find(&module, entry) {
+            Err(e) if e.is_out_of_memory() => Err(e),
+            _ => Ok(module),
+        }
     }
 
     /// A function of a module, and its code on the device: by itself the driver brings that there at the first launch, and
