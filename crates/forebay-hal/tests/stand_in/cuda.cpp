@@ -173,17 +173,18 @@ API int cuMemFreeHost(void* p) {
   host_memory.erase(it);
   return OK;
 }
-static int copy(void* to, const void* from, size_t n, void* stream) {
+static int copy(const char* call, void* to, const void* from, size_t n, void* stream) {
   READY;
+  if (finds_no_memory(call)) return OUT_OF_MEMORY;
   STREAM(s, stream);
   s->push([=] { memmove(to, from, n); });
   return OK;
 }
 API int cuMemcpyHtoDAsync_v2(uint64_t d, const void* h, size_t n, void* s) {
-  return in_device(d, n) && !in_device((uint64_t)h, 1) ? copy((void*)d, h, n, s) : INVALID_VALUE;
+  return in_device(d, n) && !in_device((uint64_t)h, 1) ? copy(__func__, (void*)d, h, n, s) : INVALID_VALUE;
 }
 API int cuMemcpyDtoHAsync_v2(void* h, uint64_t d, size_t n, void* s) {
-  return in_device(d, n) && !in_device((uint64_t)h, 1) ? copy(h, (void*)d, n, s) : INVALID_VALUE;
+  return in_device(d, n) && !in_device((uint64_t)h, 1) ? copy(__func__, h, (void*)d, n, s) : INVALID_VALUE;
 }
 // These wait for what streams have got, as the legacy stream does.
 API int cuMemcpyHtoD_v2(uint64_t d, const void* h, size_t n) {
@@ -217,7 +218,7 @@ API int cuCtxEnablePeerAccess(void* peer, unsigned flags) {
   return enabled.insert({current, peer}).second ? OK : 704;
 }
 API int cuMemcpyDtoDAsync_v2(uint64_t t, uint64_t f, size_t n, void* s) {
-  return in_device(t, n) && in_device(f, n) ? copy((void*)t, (void*)f, n, s) : INVALID_VALUE;
+  return in_device(t, n) && in_device(f, n) ? copy(__func__, (void*)t, (void*)f, n, s) : INVALID_VALUE;
 }
 API int cuMemsetD8Async(uint64_t d, unsigned char v, size_t n, void* stream) {
   READY;
