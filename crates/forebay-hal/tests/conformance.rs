@@ -1,5 +1,7 @@
 //! The conformance suite on every device of this machine.
 
+#[path = "stand_in/bytes.rs"]
+mod given_out;
 mod stand_in;
 
 use std::sync::mpsc::channel;
@@ -112,6 +114,33 @@ fn a_lost_device_is_renewed_once_everything_of_it_is_gone() {
     check(&*new);
     drop(d);
     check(&*new);
+}
+
+#[test]
+fn mapped_memory_of_a_lost_context_is_freed_by_the_next_one() {
+    const NAME: &str = "mapped_memory_of_a_lost_context_is_freed_by_the_next_one";
+    if !stand_in::is_here() {
+        return stand_in::again(NAME);
+    }
+    cuda::use_rm(Arc::new(FakeRm::default()));
+    let d = discover(&[Kind::Cuda]).0.remove(0);
+    let text = "extern \"C\" __global__ void bad() { *(volatile unsigned *)8 = 1; }";
+    let kernel = d.compile(&forebay_hal::Source::CudaCpp(text.into()), "bad").unwrap();
+    // In a piece of its own each.
+    let [early, late] = [(); 2].map(|()| d.alloc_mapped(8 << 20).unwrap());
+    assert!(early.is_mapped() && late.is_mapped());
+    let occupied = d.occupy();
+    // Put aside, and the context is lost before its turn comes.
+    drop(early);
+    let mut q = d.queue().unwrap();
+    q.launch(&kernel, &forebay_hal::Geometry::linear(1), &[]).unwrap();
+    let ended = q.fence().and_then(|f| q.wait(f));
+    assert!(matches!(ended, Err(Error::Lost { .. })), "{ended:?}");
+    drop((occupied, late, q, kernel));
+    assert!(given_out::bytes() >= 16 << 20);
+    // SAFETY: nobody else in this process uses the device.
+    let _renewed = unsafe { d.renew() }.unwrap();
+    assert_eq!(given_out::bytes(), 0);
 }
 
 /// On a machine that others use as well. A context takes half a gigabyte of a GPU and a quarter of a second.

@@ -1,6 +1,8 @@
 //! Random sequences of everything that streams can do, against memory that is followed by hand: whatever is under way, by whatever
 //! way the next one goes, each byte is where one thread that does one thing after the other would have put it.
 
+#[path = "../../forebay-hal/tests/stand_in/bytes.rs"]
+mod given_out;
 #[path = "../../forebay-hal/tests/stand_in/mod.rs"]
 mod stand_in;
 
@@ -403,10 +405,6 @@ fn on_a_gpu_that_faults() {
     }
     let rm = FakeRm::default();
     forebay::hal::cuda::use_rm(Arc::new(rm.clone()));
-    // SAFETY: it is loaded anyway.
-    let driver = unsafe { libloading::Library::new("libcuda.so.1") }.unwrap();
-    // SAFETY: the function has that type.
-    let bytes = || unsafe { driver.get::<unsafe extern "C" fn() -> u64>(b"stand_in_bytes").unwrap()() };
     let device = std::cell::RefCell::new(found(&[Kind::Cuda]).remove(0));
     let lost = std::cell::Cell::new(0);
     let steps = proptest::collection::vec((0..STREAMS, step()), 1..60);
@@ -419,7 +417,7 @@ fn on_a_gpu_that_faults() {
         // SAFETY: nobody else in this process uses the device.
         let renewed = unsafe { d.renew() }.unwrap_or_else(|e| panic!("{e}"));
         assert_eq!((d.allocated(), rm.mappings(), rm.memories(), rm.wrong_order()), (0, 0, 0, 0));
-        assert_eq!(bytes(), 0);
+        assert_eq!(given_out::bytes(), 0);
         device.replace(renewed);
         Ok(())
     });

@@ -200,14 +200,12 @@ impl Context {
     /// The same of memory that is no context's but the device's, and so is there yet when a lost context has been made anew;
     /// `mapping` goes first, whatever there is of the context.
     fn free_mapped<M: Send + 'static>(&self, mapping: M, what: impl FnOnce(&'static Driver) + Send + 'static) {
-        if is_home() && self.alive().is_err() {
-            drop(mapping);
-            self.primary.left.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(what));
-            return;
-        }
+        let mut mapped = Mapped { primary: self.primary.clone(), free: Some(Box::new(what)) };
         self.free(move |d| {
             drop(mapping);
-            what(d);
+            if let Some(free) = mapped.free.take() {
+                free(d);
+            }
         });
     }
 
@@ -233,6 +231,20 @@ impl Context {
             return Err(Error::Full { device: self.name.clone(), why: format!("{call}: {name}") });
         }
         Err(Error::Driver(DriverError { call, code: i64::from(code), name, device: self.name.clone() }))
+    }
+}
+
+/// Memory to be freed by this context, or, if that is lost when its turn comes, by the next one.
+struct Mapped {
+    primary: Arc<Primary>,
+    free: Option<Free>,
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        if let Some(free) = self.free.take() {
+            self.primary.left.lock().unwrap_or_else(PoisonError::into_inner).push(free);
+        }
     }
 }
 

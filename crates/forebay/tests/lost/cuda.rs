@@ -75,7 +75,8 @@ fn calls_find_no_memory() {
         );
     };
     // A graph that had no room for its code there does without.
-    for (tasks, call) in [(1, "cuModuleLoadData"), (3, "cuModuleGetFunction")] {
+    // (The second time it is in the cache, and is not compiled anew for that.)
+    for (tasks, call) in [(1, "cuModuleLoadData"), (1, "cuModuleLoadData"), (3, "cuModuleGetFunction")] {
         let kernel = format!("for_{call}");
         finds_none(call);
         let graph = chain(&rt, tasks, &kernel);

@@ -2,6 +2,8 @@
 //! goes on.
 
 mod cuda;
+#[path = "../../../forebay-hal/tests/stand_in/bytes.rs"]
+mod given_out;
 mod random;
 mod regions;
 #[path = "../../../forebay-hal/tests/stand_in/mod.rs"]

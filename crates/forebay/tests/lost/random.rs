@@ -11,6 +11,7 @@ use forebay::{Arg, Drain, Error, Feed, Graph, Kind, Launch, Mode, Running, Runti
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
+use super::given_out::bytes;
 use super::stand_in;
 
 const N: usize = 64;
@@ -280,7 +281,7 @@ fn check(case: &Case) {
 
 /// The same graphs on a CUDA device whose context a fault makes useless sooner or later. What comes back is the device, as a new
 /// one where that happened.
-fn check_faulting(case: &Case, device: Arc<dyn Device>, bytes: impl Fn() -> u64) -> Arc<dyn Device> {
+fn check_faulting(case: &Case, device: Arc<dyn Device>) -> Arc<dyn Device> {
     let b = Runtime::builder().devices(vec![device.clone()]).mode(case.mode).fusion(case.fusion).workers(case.workers);
     let rt = b.service(false).models(Arc::new(Models::off())).build().unwrap();
     let lost = |e: &Error| assert!(e.to_string().contains("lost"), "{e}");
@@ -324,14 +325,13 @@ fn graphs_on_a_device_that_faults() {
     if !stand_in::alone("random::graphs_on_a_device_that_faults") || std::env::var_os("STAND_IN_FAULTS").is_none() {
         return;
     }
-    let bytes = bytes_of_the_driver();
     let device = forebay::hal::discover(&[Kind::Cuda]).0.remove(0);
     let mut runner = TestRunner::new(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() });
     let device = std::cell::RefCell::new(Some(device));
     runner
         .run(&cases(), |case| {
             let now = device.take();
-            device.replace(now.map(|d| check_faulting(&case, d, &bytes)));
+            device.replace(now.map(|d| check_faulting(&case, d)));
             Ok(())
         })
         .unwrap();
@@ -344,20 +344,12 @@ fn graphs_on_a_device_that_faults_with_the_stand_in() {
     }
 }
 
-/// What the stand-in says that it has given out.
-fn bytes_of_the_driver() -> impl Fn() -> u64 {
-    // SAFETY: it is loaded anyway.
-    let driver = unsafe { libloading::Library::new("libcuda.so.1") }.unwrap();
-    // SAFETY: the function has that type.
-    move || unsafe { driver.get::<unsafe extern "C" fn() -> u64>(b"stand_in_bytes").unwrap()() }
-}
-
 fn is_of_memory(e: &Error) -> bool {
     ["out of memory", "no memory is left"].iter().any(|w| e.to_string().contains(w))
 }
 
 /// The same graphs where one call of CUDA's driver in some finds no memory.
-fn check_scarce(case: &Case, device: &Arc<dyn Device>, bytes: impl Fn() -> u64) {
+fn check_scarce(case: &Case, device: &Arc<dyn Device>) {
     let b = Runtime::builder().devices(vec![device.clone()]).mode(case.mode).fusion(case.fusion).workers(case.workers);
     let rt = b.service(false).models(Arc::new(Models::off())).build().unwrap();
     let mut started = None;
@@ -385,10 +377,10 @@ fn check_scarce(case: &Case, device: &Arc<dyn Device>, bytes: impl Fn() -> u64) 
 }
 
 /// A thread may be about to give the last of it back.
-fn until_free(bytes: impl Fn() -> u64) {
+fn until_free(left: impl Fn() -> u64) {
     let begun = std::time::Instant::now();
-    while bytes() > 0 {
-        assert!(begun.elapsed() < PATIENCE, "{} B are left", bytes());
+    while left() > 0 {
+        assert!(begun.elapsed() < PATIENCE, "{} B are left", left());
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -402,12 +394,11 @@ fn graphs_where_memory_is_scarce() {
     if std::env::var_os("FOREBAY_TEST_MAPPED").is_some() {
         forebay::hal::cuda::use_rm(Arc::new(forebay_rm::fake::FakeRm::default()));
     }
-    let bytes = bytes_of_the_driver();
     let device = forebay::hal::discover(&[Kind::Cuda]).0.remove(0);
     let mut runner = TestRunner::new(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() });
     runner
         .run(&cases(), |case| {
-            check_scarce(&case, &device, &bytes);
+            check_scarce(&case, &device);
             Ok(())
         })
         .unwrap();

@@ -3,6 +3,8 @@
 
 mod counted;
 mod cuda_only;
+#[path = "../../../forebay-hal/tests/stand_in/bytes.rs"]
+mod given_out;
 mod on_a_gpu;
 mod random;
 mod scarce;

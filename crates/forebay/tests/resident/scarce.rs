@@ -1,15 +1,8 @@
 //! Grids on a CUDA driver that finds no memory for some calls, or on a device that faults now and then: they start, or say why not,
 //! and give everything back.
 
+use super::given_out::bytes;
 use super::*;
-
-/// What the stand-in says that it has given out.
-fn bytes_of_the_driver() -> impl Fn() -> u64 {
-    // SAFETY: it is loaded anyway.
-    let driver = unsafe { libloading::Library::new("libcuda.so.1") }.unwrap();
-    // SAFETY: the function has that type.
-    move || unsafe { driver.get::<unsafe extern "C" fn() -> u64>(b"stand_in_bytes").unwrap()() }
-}
 
 /// `STAND_IN_FAULTS` says how many commands do.
 #[test]
@@ -17,7 +10,6 @@ fn grids_on_a_device_that_faults() {
     if !stand_in::alone("scarce::grids_on_a_device_that_faults") || std::env::var_os("STAND_IN_FAULTS").is_none() {
         return;
     }
-    let bytes = bytes_of_the_driver();
     let mut device = device().unwrap();
     let life = |device: &Arc<dyn Device>, i: usize| -> Result<(), Error> {
         let b = builder().ring(16).blocks(2);
@@ -69,7 +61,6 @@ fn grids_where_memory_is_scarce() {
     if !stand_in::alone("scarce::grids_where_memory_is_scarce") || std::env::var_os("STAND_IN_SCARCE").is_none() {
         return;
     }
-    let bytes = bytes_of_the_driver();
     let device = device().unwrap();
     let of_memory = |why: &str| assert!(why.contains("no memory is left") || why.contains("out of memory"), "{why}");
     let (mut begun, mut refused) = (0, 0);
