@@ -534,6 +534,18 @@ impl DeviceHandle {
         }
     }
 
+    /// Lets go of what is kept for commands that have ended, code and memory; without this that waits for the next use of the
+    /// queue, as it does for what has not ended.
+    pub(crate) fn sweep(&self) {
+        self.flush();
+        let mut issue = self.lock();
+        // What fails meets whoever uses the device next.
+        let _ = issue.surplus();
+        if let Ok(last) = issue.fence_now() {
+            let _ = issue.queue.done(last);
+        }
+    }
+
     /// Marks that something was issued and not fenced.
     pub(crate) fn leave_unfenced(&self) {
         self.unfenced.store(true, Ordering::Release);

@@ -42,12 +42,13 @@ pub(crate) struct Core {
     pub(crate) _trim: Trim,
 }
 
-/// Frees the devices' spare memory once a graph's blocks have given theirs back.
+/// Frees the devices' spare memory once a graph's blocks have given theirs back, and what its commands were given.
 pub(crate) struct Trim(pub(crate) Arc<RuntimeInner>);
 
 impl Drop for Trim {
     fn drop(&mut self) {
         for d in &self.0.devices {
+            d.sweep();
             d.trim();
         }
     }

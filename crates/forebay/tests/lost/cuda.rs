@@ -102,5 +102,7 @@ fn a_graph_goes_on_where_a_call_finds_no_memory() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("call");
     let file = file.to_str().unwrap();
-    stand_in::again_with("cuda::calls_find_no_memory", &[("STAND_IN_NO_MEMORY_FOR", file)]);
+    // With delays the device is waited for, so that it has still something to give back when a graph goes.
+    let how = [("STAND_IN_NO_MEMORY_FOR", file), ("STAND_IN_DELAYS", "1")];
+    stand_in::again_with("cuda::calls_find_no_memory", &how);
 }
