@@ -21,18 +21,21 @@ pub fn block_of(template: Template, data: &Bound<'_, PyAny>) -> PyResult<Datablo
     if let Ok(b) = data.cast::<Block>() {
         return Ok(b.get().inner.clone());
     }
-    with_bytes(data, |bytes| Datablock::from_bytes(template, bytes))?.map_err(raise)
+    with_bytes(data, &template, |bytes| Datablock::from_bytes(template, bytes))?.map_err(raise)
 }
 
 /// The element as Python's struct module writes it; none for records.
 fn format(e: Elem) -> Option<&'static str> {
     Some(match e {
         Elem::U8 => "B",
+        Elem::I8 => "b",
         Elem::U16 => "H",
         Elem::I16 => "h",
         Elem::U32 => "I",
         Elem::I32 => "i",
         Elem::U64 => "Q",
+        Elem::I64 => "q",
+        Elem::F16 => "e",
         Elem::F32 => "f",
         Elem::F64 => "d",
         Elem::Record(_) => return None,
@@ -82,7 +85,7 @@ impl Block {
     fn new(template: &str, data: Option<&Bound<'_, PyAny>>, signals: Option<Vec<String>>) -> PyResult<Self> {
         let t: Template = word(template)?;
         let inner = match data {
-            Some(d) => with_bytes(d, |bytes| Datablock::from_bytes(t, bytes))?.map_err(raise)?,
+            Some(d) => with_bytes(d, &t, |bytes| Datablock::from_bytes(t, bytes))?.map_err(raise)?,
             None => Datablock::zeroed(t).map_err(raise)?,
         };
         let marks = signals.unwrap_or_default();
@@ -139,10 +142,9 @@ impl Block {
         }
         let b = &slf.get().inner;
         let shape = Box::new(Shape::of(b));
-        let contiguous = shape.strides.iter().zip(&shape.shape).rev().try_fold(1, |size, (s, n)| {
-            let size = if size == 1 { *s } else { size };
-            (*s == size).then_some(size * n)
-        });
+        let item = shape.strides.last().copied().unwrap_or(1);
+        let with_gaps = |size, (s, n): (&ffi::Py_ssize_t, &ffi::Py_ssize_t)| (*s == size).then_some(size * n);
+        let contiguous = shape.strides.iter().zip(&shape.shape).rev().try_fold(item, with_gaps);
         let asked = |what: c_int| flags & what == what;
         let strided = asked(ffi::PyBUF_STRIDES);
         let in_order = !strided || asked(ffi::PyBUF_C_CONTIGUOUS) || asked(ffi::PyBUF_ANY_CONTIGUOUS);
@@ -154,7 +156,6 @@ impl Block {
         }
         // Waits for whoever makes it on a device.
         let bytes = slf.py().detach(|| b.as_bytes()).map_err(raise)?;
-        let item = shape.strides.last().copied().unwrap_or(1);
         let (address, len) = (bytes.as_ptr(), shape.shape.iter().product::<ffi::Py_ssize_t>() * item);
         let kept = Box::into_raw(shape);
         // SAFETY: Python's view, which is ours to fill in; the bytes live as long as the block, to which the view holds on;
@@ -190,13 +191,15 @@ impl Block {
 }
 
 /// What a function returned for one output.
-pub fn copy_out(port: &str, data: &Bound<'_, PyAny>, to: &mut [u8]) -> PyResult<usize> {
-    with_bytes(data, |bytes| {
+pub fn copy_out(port: &str, t: &Template, data: &Bound<'_, PyAny>, to: &mut [u8]) -> PyResult<usize> {
+    let named = |e: PyErr| PyValueError::new_err(format!("port {port:?}: {}", e.value(data.py())));
+    with_bytes(data, t, |bytes| {
         let Some(room) = to.get_mut(..bytes.len()) else {
             let why = format!("{} bytes were returned for port {port:?}, which holds {}", bytes.len(), to.len());
             return Err(PyValueError::new_err(why));
         };
         room.copy_from_slice(bytes);
         Ok(bytes.len())
-    })?
+    })
+    .map_err(named)?
 }

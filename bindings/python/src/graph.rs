@@ -34,12 +34,16 @@ enum Handed {
 impl Task {
     pub fn take(&mut self) -> PyResult<forebay::Task> {
         let inner = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner);
-        inner.take().ok_or_else(|| PyRuntimeError::new_err("the task was given away"))
+        inner.take().ok_or_else(|| {
+            PyRuntimeError::new_err("the task was given away, to a graph or a runtime: make another one")
+        })
     }
 
     fn get(&mut self) -> PyResult<&mut forebay::Task> {
         let inner = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner);
-        inner.as_mut().ok_or_else(|| PyRuntimeError::new_err("the task was given away"))
+        inner.as_mut().ok_or_else(|| {
+            PyRuntimeError::new_err("the task was given away, to a graph or a runtime: make another one")
+        })
     }
 
     fn change(&mut self, f: impl FnOnce(forebay::Task) -> forebay::Task) -> PyResult<()> {
@@ -86,7 +90,7 @@ fn call(
             (n, _) => return Err(format!("the function must return a tuple of {n} outputs").into()),
         };
         for (((port, t), data), place) in outputs.iter().zip(several).zip(&mut places) {
-            let bytes = copy_out(port, &data, place).map_err(failed)?;
+            let bytes = copy_out(port, t, &data, place).map_err(failed)?;
             if t.layout == Layout::Array {
                 if bytes != t.bytes() {
                     return Err(
@@ -210,12 +214,16 @@ pub struct Graph {
 impl Graph {
     fn graph(&mut self) -> PyResult<&mut forebay::Graph> {
         let inner = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner);
-        inner.as_mut().ok_or_else(|| PyRuntimeError::new_err("the graph was started"))
+        inner
+            .as_mut()
+            .ok_or_else(|| PyRuntimeError::new_err("the graph was started, which can be done once: make it anew"))
     }
 
     pub fn take(&mut self) -> PyResult<forebay::Graph> {
         let inner = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner);
-        inner.take().ok_or_else(|| PyRuntimeError::new_err("the graph was started"))
+        inner
+            .take()
+            .ok_or_else(|| PyRuntimeError::new_err("the graph was started, which can be done once: make it anew"))
     }
 
     fn end<'a>(&mut self, name: &'a str) -> PyResult<(TaskId, &'a str)> {

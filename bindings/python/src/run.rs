@@ -183,11 +183,15 @@ impl Running {
         py.detach(|| run.reset()).map_err(raise)
     }
 
-    /// Ends the graph.
+    /// Ends the graph; whoever waits in push or pull gets Closed.
     fn close(&self, py: Python<'_>) {
         let run = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
         // Waits for functions that run, which need the interpreter.
-        py.detach(|| drop(run));
+        py.detach(|| {
+            // Other threads' waits would keep it, and it them.
+            run.iter().for_each(|run| _ = run.stop());
+            drop(run);
+        });
     }
 
     fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {

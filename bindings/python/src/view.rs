@@ -1,7 +1,9 @@
 //! Other objects' buffers.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, c_int, c_void};
 
+use forebay::{Elem, Layout, Template};
+use pyo3::exceptions::PyValueError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyMemoryView};
@@ -23,6 +25,17 @@ impl View {
     pub fn bytes(&self) -> (usize, usize) {
         (self.0.buf.cast::<c_void>().expose_provenance(), usize::try_from(self.0.len).unwrap_or(0))
     }
+
+    /// What its items are, in the words of Python's struct module, and how many bytes each has.
+    fn items(&self) -> (String, usize) {
+        let size = usize::try_from(self.0.itemsize).unwrap_or(1);
+        if self.0.format.is_null() {
+            return ("B".into(), size);
+        }
+        // SAFETY: text of the buffer's owner, which stays until the view is released.
+        let text = unsafe { CStr::from_ptr(self.0.format) };
+        (text.to_string_lossy().into_owned(), size)
+    }
 }
 
 impl Drop for View {
@@ -32,12 +45,74 @@ impl Drop for View {
     }
 }
 
-/// Calls `f` with the bytes of anything that has a buffer: where they are, or, if they are not in one piece and in order there, copied.
-pub fn with_bytes<R>(data: &Bound<'_, PyAny>, f: impl FnOnce(&[u8]) -> R) -> PyResult<R> {
-    let Ok(view) = View::of(data, ffi::PyBUF_SIMPLE) else {
-        let copy = PyMemoryView::from(data)?.call_method0("tobytes")?;
+/// The element that a buffer's items are: none for bytes of whatever it may be.
+fn element(format: &str, size: usize) -> Result<Option<Elem>, ()> {
+    let (swapped, code) = match format.as_bytes() {
+        [b'@' | b'=' | b'<', code] | [code] => (false, *code),
+        [b'>' | b'!', code] => (size > 1, *code),
+        _ => return Err(()),
+    };
+    if swapped {
+        return Err(());
+    }
+    Ok(Some(match (code, size) {
+        (b'B' | b'c', 1) => return Ok(None),
+        (b'?', 1) => Elem::U8,
+        (b'b', 1) => Elem::I8,
+        (b'H', 2) => Elem::U16,
+        (b'h', 2) => Elem::I16,
+        (b'I' | b'L', 4) => Elem::U32,
+        (b'i' | b'l', 4) => Elem::I32,
+        (b'L' | b'Q' | b'N', 8) => Elem::U64,
+        (b'l' | b'q' | b'n', 8) => Elem::I64,
+        (b'e', 2) => Elem::F16,
+        (b'f', 4) => Elem::F32,
+        (b'd', 8) => Elem::F64,
+        _ => return Err(()),
+    }))
+}
+
+/// As NumPy calls it.
+fn dtype(e: Elem) -> String {
+    let name = e.name();
+    let (kind, bits) = name.split_at(1);
+    let kind = match kind {
+        "u" => "uint",
+        "i" => "int",
+        "f" => "float",
+        _ => return name,
+    };
+    format!("{kind}{bits}")
+}
+
+/// Numbers are taken for those of a template only if they are: with the right number of bytes in all, others would be silently
+/// garbage. What says that it is bytes may be anything, and so may a record be.
+fn check(format: &str, size: usize, t: &Template) -> PyResult<()> {
+    if t.layout == Layout::Bytes || matches!(t.elem, Elem::Record(_)) {
+        return Ok(());
+    }
+    let is = element(format, size);
+    if is.is_ok_and(|is| is.is_none_or(|is| is == t.elem)) {
+        return Ok(());
+    }
+    let is = is.ok().flatten().map_or_else(|| format!("items of format {format:?}"), dtype);
+    let wanted = dtype(t.elem);
+    Err(PyValueError::new_err(format!(
+        "{is} was given for {t}, which takes {wanted}: convert it, as by .astype({wanted:?})"
+    )))
+}
+
+/// Calls `f` with the bytes of anything that has a buffer and whose items may be such a template's: where they are, or, if they are
+/// not in one piece and in order there, copied.
+pub fn with_bytes<R>(data: &Bound<'_, PyAny>, t: &Template, f: impl FnOnce(&[u8]) -> R) -> PyResult<R> {
+    let Ok(view) = View::of(data, ffi::PyBUF_ND | ffi::PyBUF_FORMAT) else {
+        let view = PyMemoryView::from(data)?;
+        check(&view.getattr("format")?.extract::<String>()?, view.getattr("itemsize")?.extract()?, t)?;
+        let copy = view.call_method0("tobytes")?;
         return Ok(f(copy.cast::<PyBytes>()?.as_bytes()));
     };
+    let (format, size) = view.items();
+    check(&format, size, t)?;
     let (at, n) = view.bytes();
     if n == 0 {
         return Ok(f(&[]));

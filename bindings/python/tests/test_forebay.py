@@ -6,6 +6,7 @@ import gc
 import os
 import pathlib
 import signal
+import struct
 import sys
 import threading
 import time
@@ -67,9 +68,28 @@ class Blocks(unittest.TestCase):
             ("u32<=2", array("I", [1, 2, 3]), ValueError),
             ("f32[8]", 3.5, TypeError),
             ("f32[8]", "text", TypeError),
+            # As many bytes, of something else.
+            ("f32[8]", array("i", range(8)), ValueError),
+            ("f32[16]", array("d", range(8)), ValueError),
+            ("u8[8]", array("b", range(8)), ValueError),
+            ("u32<=8", array("f", range(8)), ValueError),
+            ("f32[4]", memoryview(array("i", range(8)))[::2], ValueError),
         ]:
             with self.assertRaises(error, msg=f"{template} {data}"):
                 forebay.Block(template, data)
+        with self.assertRaisesRegex(ValueError, r"float64 was given for f32\[16\].*float32"):
+            forebay.Block("f32[16]", array("d", range(8)))
+
+    def test_bytes_may_be_anything_and_numbers_what_they_are(self):
+        for template, code in [("u8[4]", "B"), ("i8[4]", "b"), ("u16[4]", "H"), ("i16[4]", "h"), ("u32[4]", "I"), ("i32[4]", "i"),
+                               ("u64[4]", "Q"), ("i64[4]", "q"), ("i64[4]", "l"), ("f32[4]", "f"), ("f64[4]", "d")]:
+            given = array(code, range(4))
+            for data in [given, memoryview(array(code, range(8)))[:4], given.tobytes(), memoryview(given).cast("B")]:
+                self.assertEqual(memoryview(forebay.Block(template, data)).tolist(), [0, 1, 2, 3], f"{template} {code}")
+        half = forebay.Block("f16[2]", bytes.fromhex("003c00c0"))
+        self.assertEqual((memoryview(half).format, struct.unpack("2e", half.tobytes())), ("e", (1.0, -2.0)))
+        self.assertEqual(bytes(forebay.Block("bytes<=16", array("d", [1]))), array("d", [1]).tobytes())
+        self.assertEqual(bytes(forebay.Block("record8[1]", array("d", [1]))), array("d", [1]).tobytes())
 
     @unittest.skipUnless(numpy, "no NumPy")
     def test_numpy(self):
@@ -80,6 +100,14 @@ class Blocks(unittest.TestCase):
         with started(t) as run:
             run.push(a.T.copy().T)
             self.assertTrue((run.pull().numpy() == a * 3).all())
+            for other in (a.astype("int32"), a.astype(">f4"), a.astype("int32").T.copy().T):
+                with self.assertRaisesRegex(ValueError, "float32"):
+                    run.push(other)
+        for element in ("int8", "int64", "float16"):
+            given = numpy.arange(-2, 3).astype(element)
+            b = forebay.Block(f"{element[0]}{element.lstrip('floatin')}[5]", given)
+            self.assertEqual((b.numpy().dtype, b.numpy().tolist()), (given.dtype, given.tolist()))
+        self.assertEqual(forebay.Block("u8[2]", numpy.array([True, False])).numpy().tolist(), [1, 0])
 
 
 class Graphs(unittest.TestCase):
@@ -108,6 +136,20 @@ class Graphs(unittest.TestCase):
         with self.assertRaises(forebay.Closed):
             run.pull()
 
+    def test_who_waits_on_another_thread_hears_that_the_graph_was_closed(self):
+        with started(task(f=lambda x: (time.sleep(0.05), x)[1]), capacity=1) as run:
+            with concurrent.futures.ThreadPoolExecutor(3) as pool:
+                def pushes():
+                    while True:
+                        run.push(array("f", [0] * 8))
+
+                # What is pulled and what is pushed, for ever.
+                both = [pool.submit(f) for f in (lambda: [run.pull() for _ in iter(int, 1)], pushes)]
+                time.sleep(0.2)
+                run.close()
+                for waits in both:
+                    self.assertIsInstance(waits.exception(timeout=20), forebay.Closed)
+
     def test_an_exception_is_the_tasks_failure(self):
         def bad(_):
             raise KeyError("no such thing")
@@ -116,6 +158,10 @@ class Graphs(unittest.TestCase):
             run.push(array("f", [0] * 8))
             # And where that was.
             with self.assertRaisesRegex(RuntimeError, r"(?s)no such thing.*test_forebay\.py.*in bad"):
+                run.pull()
+        with started(task(f=lambda _: array("i", range(8)))) as run:
+            run.push(array("f", [0] * 8))
+            with self.assertRaisesRegex(RuntimeError, 'port "y".*int32.*float32'):
                 run.pull()
         for returned in (b"abc", b"x" * 33, None, 5):
             with started(task(f=lambda _, r=returned: r)) as run:

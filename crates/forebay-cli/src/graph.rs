@@ -162,11 +162,14 @@ fn summary(b: &Datablock) -> String {
     }
     let values = match b.template().elem {
         Elem::U8 => b.as_slice::<u8>().map(head),
+        Elem::I8 => b.as_slice::<i8>().map(head),
         Elem::U16 => b.as_slice::<u16>().map(head),
         Elem::I16 => b.as_slice::<i16>().map(head),
         Elem::U32 => b.as_slice::<u32>().map(head),
         Elem::I32 => b.as_slice::<i32>().map(head),
         Elem::U64 => b.as_slice::<u64>().map(head),
+        Elem::I64 => b.as_slice::<i64>().map(head),
+        Elem::F16 => b.as_slice::<forebay::f16>().map(head),
         Elem::F32 => b.as_slice::<f32>().map(head),
         Elem::F64 => b.as_slice::<f64>().map(head),
         Elem::Record(_) => Ok(String::new()),

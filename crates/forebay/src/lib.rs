@@ -49,6 +49,7 @@ pub use forebay_hal as hal;
 pub use forebay_hal::{Geometry, Kind, Source};
 pub use forebay_policy::Mode;
 pub use graph::{Arg, Drain, Feed, Graph, Impl, Invocation, Launch, Outgoing, PortKind, Predicate, Task, TaskId};
+pub use half::f16;
 pub use run::{ChannelStats, GraphState, MAX_DEVICES, Running, Runtime, RuntimeBuilder, Snapshot, Span, TaskStats};
 pub use run::{CopySpan, Recording, TRACE_VARIABLE};
 pub use template::{Elem, Element, Layout, Template};

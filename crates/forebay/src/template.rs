@@ -2,11 +2,15 @@
 
 use crate::error::{Error, Result};
 
+use half::f16;
+
 /// Element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Elem {
     /// Unsigned byte.
     U8,
+    /// Signed byte.
+    I8,
     /// Unsigned 16-bit integer.
     U16,
     /// Signed 16-bit integer.
@@ -17,6 +21,10 @@ pub enum Elem {
     I32,
     /// Unsigned 64-bit integer.
     U64,
+    /// Signed 64-bit integer.
+    I64,
+    /// 16-bit float.
+    F16,
     /// 32-bit float.
     F32,
     /// 64-bit float.
@@ -29,13 +37,28 @@ impl Elem {
     /// Size in bytes.
     pub const fn size(self) -> usize {
         match self {
-            Elem::U8 => 1,
-            Elem::U16 | Elem::I16 => 2,
+            Elem::U8 | Elem::I8 => 1,
+            Elem::U16 | Elem::I16 | Elem::F16 => 2,
             Elem::U32 | Elem::I32 | Elem::F32 => 4,
-            Elem::U64 | Elem::F64 => 8,
+            Elem::U64 | Elem::I64 | Elem::F64 => 8,
             Elem::Record(n) => n as usize,
         }
     }
+
+    /// All of one number.
+    pub const NUMBERS: [Elem; 11] = [
+        Elem::U8,
+        Elem::I8,
+        Elem::U16,
+        Elem::I16,
+        Elem::U32,
+        Elem::I32,
+        Elem::U64,
+        Elem::I64,
+        Elem::F16,
+        Elem::F32,
+        Elem::F64,
+    ];
 
     /// Name in messages and graph files.
     pub fn name(self) -> String {
@@ -47,11 +70,8 @@ impl Elem {
 
     /// The type of that name.
     pub fn parse(s: &str) -> Option<Elem> {
-        use Elem::*;
-        [U8, U16, I16, U32, I32, U64, F32, F64]
-            .into_iter()
-            .find(|e| e.name() == s)
-            .or_else(|| s.strip_prefix("record").and_then(|n| n.parse().ok()).filter(|&n| n > 0).map(Record))
+        let record = || s.strip_prefix("record").and_then(|n| n.parse().ok()).filter(|&n| n > 0).map(Elem::Record);
+        Self::NUMBERS.into_iter().find(|e| e.name() == s).or_else(record)
     }
 }
 
@@ -64,7 +84,8 @@ pub trait Element: bytemuck::Pod {
 macro_rules! elements {
     ($($t:ty => $e:ident),*) => { $(impl Element for $t { const ELEM: Elem = Elem::$e; })* };
 }
-elements!(u8 => U8, u16 => U16, i16 => I16, u32 => U32, i32 => I32, u64 => U64, f32 => F32, f64 => F64);
+elements!(u8 => U8, i8 => I8, u16 => U16, i16 => I16, u32 => U32, i32 => I32, u64 => U64, i64 => I64);
+elements!(f16 => F16, f32 => F32, f64 => F64);
 
 /// How the elements are arranged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -203,8 +224,8 @@ impl std::str::FromStr for Template {
     fn from_str(s: &str) -> std::result::Result<Self, String> {
         let bad = || format!("{s:?} is no type; write f32, f32[640x480], f32<=1000 or bytes<=4096");
         let elem = |n: &str| {
-            let known = "u8, u16, i16, u32, i32, u64, f32, f64, recordN";
-            Elem::parse(n).ok_or_else(|| format!("unknown element {n:?} in {s:?}; known: {known}"))
+            let known = || Elem::NUMBERS.map(Elem::name).join(", ");
+            Elem::parse(n).ok_or_else(|| format!("unknown element {n:?} in {s:?}; known: {}, recordN", known()))
         };
         if let Some((e, max)) = s.split_once("<=") {
             let max: usize = max.trim().parse().map_err(|_| bad())?;
@@ -266,7 +287,7 @@ mod tests {
 
     #[test]
     fn names_come_back() {
-        for e in [Elem::U8, Elem::F64, Elem::Record(12)] {
+        for e in Elem::NUMBERS.into_iter().chain([Elem::Record(12)]) {
             assert_eq!(Elem::parse(&e.name()), Some(e));
         }
         assert_eq!(Elem::parse("record0"), None);

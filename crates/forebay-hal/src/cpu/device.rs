@@ -40,7 +40,27 @@ impl HostMemory {
         Ok(Arc::new(Self::alloc(bytes, None)?))
     }
 
+    /// Allocates `bytes` of host memory, or as many as there are in `data`, which its first ones are; the others are zero.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`].
+    pub fn holding(data: &[u8], bytes: usize) -> Result<Buffer> {
+        let bytes = bytes.max(data.len());
+        let memory = Self::alloc_with(bytes, None, std::alloc::alloc)?;
+        // SAFETY: so many bytes were just allocated, nobody else has them, and all of them are written here.
+        unsafe {
+            let rest = memory.ptr.add(data.len());
+            std::ptr::copy_nonoverlapping(data.as_ptr(), memory.ptr.as_ptr(), data.len());
+            rest.write_bytes(0, bytes - data.len());
+        }
+        Ok(Arc::new(memory))
+    }
+
     fn alloc(len: usize, owner: Option<Arc<AtomicU64>>) -> Result<Self> {
+        Self::alloc_with(len, owner, std::alloc::alloc_zeroed)
+    }
+
+    fn alloc_with(len: usize, owner: Option<Arc<AtomicU64>>, allocator: unsafe fn(Layout) -> *mut u8) -> Result<Self> {
         let oom = || Error::OutOfMemory {
             device: "cpu".into(),
             requested: len as u64,
@@ -52,7 +72,7 @@ impl HostMemory {
             return Err(oom());
         }
         // SAFETY: the layout's size is at least 1.
-        let ptr = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }).ok_or_else(oom)?;
+        let ptr = NonNull::new(unsafe { allocator(layout) }).ok_or_else(oom)?;
         if let Some(o) = &owner {
             o.fetch_add(len as u64, Ordering::Relaxed);
         }

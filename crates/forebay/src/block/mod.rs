@@ -11,6 +11,8 @@ use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering, fence};
 
+use forebay_hal::cpu::HostMemory;
+use half::f16;
 pub(crate) use pool::Pool;
 pub use views::Residency;
 use views::Views;
@@ -181,46 +183,52 @@ impl Datablock {
     /// # Errors
     /// [`Error::Size`] for an invalid template, out of memory.
     pub fn zeroed(template: Template) -> Result<Self> {
-        template.validate("datablock")?;
-        let mut b = Self::fresh(template, std::ptr::null());
-        b.host_mut_bytes(false)?.fill(0);
-        Ok(b)
+        Self::holding(template, &[], template.elements())
     }
 
-    /// A block with the elements of `data`; for records and bytes their number is the block's.
+    /// A block with the elements of `data`; for records and bytes their number is the block's. Where rows are a stride apart they
+    /// may be given so, with what is between them, or without that.
     ///
     /// # Errors
     /// [`Error::Block`] when type or number do not fit the template.
     pub fn from_slice<T: bytemuck::Pod>(template: Template, data: &[T]) -> Result<Self> {
-        let mut b = Self::zeroed(template)?;
-        b.assign(data)?;
-        Ok(b)
+        template.validate("datablock")?;
+        let records = fits(&template, data)?;
+        Self::holding(template, bytemuck::cast_slice(data), records)
     }
 
-    /// A block with these bytes, whatever its elements; a whole number of them.
+    /// A block with these bytes, whatever its elements; a whole number of them. Rows as for [`Datablock::from_slice`].
     ///
     /// # Errors
     /// [`Error::Block`] when the number of bytes does not fit the template.
     pub fn from_bytes(template: Template, bytes: &[u8]) -> Result<Self> {
-        let b = Self::zeroed(template)?;
-        b.set_bytes(bytes)?;
+        template.validate("datablock")?;
+        Self::holding(template, bytes, fit_bytes(&template, bytes)?)
+    }
+
+    /// A block that begins with these bytes, with zeros behind them. They are written once: who calls a task with data of his own
+    /// pays for this each time.
+    fn holding(template: Template, bytes: &[u8], records: usize) -> Result<Self> {
+        template.validate("datablock")?;
+        let b = Self::fresh(template, std::ptr::null());
+        let apart = is_apart(&template, bytes);
+        let first = if apart { &[] } else { bytes };
+        b.inner().begin_with(HostMemory::holding(first, template.bytes())?)?;
+        b.set_records(records)?;
+        if apart {
+            b.set_bytes(bytes)?;
+        }
         Ok(b)
     }
 
     /// Overwrites the block, a sole handle, with these bytes.
     pub(crate) fn set_bytes(&self, bytes: &[u8]) -> Result<()> {
         let t = self.template();
-        let (size, array) = (t.elem.size().max(1), t.layout == Layout::Array);
-        if bytes.len() > t.bytes() || !bytes.len().is_multiple_of(size) || (array && bytes.len() != t.bytes()) {
-            return Err(Error::Block { block: t.to_string(), want: format!("{} B were given", bytes.len()) });
-        }
-        if !array {
-            self.set_records(bytes.len() / size)?;
-        }
+        let records = fit_bytes(&t, bytes)?;
         let p = self.write_host(false)?;
-        // SAFETY: the host view has the template's size, which is no less; as a sole handle's it overlaps with no other's bytes.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), p, bytes.len()) };
-        Ok(())
+        // SAFETY: the host view has the template's size; as a sole handle's nobody else reads or writes it.
+        place(&t, bytes, unsafe { std::slice::from_raw_parts_mut(p, t.bytes()) });
+        self.set_records(records)
     }
 
     /// A block with one element.
@@ -236,16 +244,11 @@ impl Datablock {
     /// # Errors
     /// [`Error::Block`] when type or number do not fit, or the block is shared.
     pub fn assign<T: bytemuck::Pod>(&mut self, data: &[T]) -> Result<()> {
-        self.holds::<T>()?;
         let t = self.template();
-        let n = data.len();
-        if (t.layout == Layout::Array && n != t.elements()) || n > t.elements() {
-            return Err(Error::Block { block: t.to_string(), want: format!("{n} elements were given") });
-        }
-        self.inner().records.store(n, Ordering::Relaxed);
-        let bytes: &[u8] = bytemuck::cast_slice(data);
-        self.host_mut_bytes(false)?[..bytes.len()].copy_from_slice(bytes);
-        Ok(())
+        let records = fits(&t, data)?;
+        place(&t, bytemuck::cast_slice(data), self.host_mut_bytes(false)?);
+        // What was refused has changed nothing.
+        self.set_records(records)
     }
 
     /// The handle as an address, for a channel's ring; [`Datablock::from_raw`] takes it back.
@@ -342,17 +345,10 @@ impl Datablock {
         self.inner().refs.load(Ordering::Acquire) == 1
     }
 
+    // Not of a copy of the template: small tasks ask this for every invocation.
     #[inline]
     fn holds<T: bytemuck::Pod>(&self) -> Result<()> {
-        // Not a copy of it: small tasks ask this for every invocation.
-        let t = &self.inner().template;
-        if t.elem.holds::<T>() && t.stride.is_multiple_of(size_of::<T>()) { Ok(()) } else { Err(self.not::<T>()) }
-    }
-
-    #[cold]
-    fn not<T>(&self) -> Error {
-        let want = format!("{} is wanted", std::any::type_name::<T>());
-        Error::Block { block: self.inner().template.to_string(), want }
+        holds::<T>(&self.inner().template)
     }
 
     /// Its elements, copied to the host first if they are only elsewhere (and waiting for whoever writes them there).
@@ -402,12 +398,15 @@ impl Datablock {
         }
         match self.template().elem {
             Elem::U8 => first::<u8>(bytes).map(f64::from),
+            Elem::I8 => first::<i8>(bytes).map(f64::from),
             Elem::U16 => first::<u16>(bytes).map(f64::from),
             Elem::I16 => first::<i16>(bytes).map(f64::from),
             Elem::U32 => first::<u32>(bytes).map(f64::from),
             Elem::I32 => first::<i32>(bytes).map(f64::from),
-            Elem::F32 => first::<f32>(bytes).map(f64::from),
             Elem::U64 => first::<u64>(bytes).map(|v| v as f64),
+            Elem::I64 => first::<i64>(bytes).map(|v| v as f64),
+            Elem::F16 => first::<f16>(bytes).map(f64::from),
+            Elem::F32 => first::<f32>(bytes).map(f64::from),
             Elem::F64 => first::<f64>(bytes),
             Elem::Record(_) => None,
         }
@@ -432,6 +431,51 @@ impl Datablock {
     }
 }
 
+/// Whether elements of such a block can be read as this type.
+#[inline]
+fn holds<T: bytemuck::Pod>(t: &Template) -> Result<()> {
+    if t.elem.holds::<T>() && t.stride.is_multiple_of(size_of::<T>()) { Ok(()) } else { Err(not::<T>(t)) }
+}
+
+#[cold]
+fn not<T>(t: &Template) -> Error {
+    Error::Block { block: t.to_string(), want: format!("{} is wanted", std::any::type_name::<T>()) }
+}
+
+/// How many elements a block with this in it has, if it may have that in it.
+fn fits<T: bytemuck::Pod>(t: &Template, data: &[T]) -> Result<usize> {
+    holds::<T>(t)?;
+    let want = || format!("{} elements were given", data.len());
+    records_in(t, size_of_val(data)).ok_or_else(|| Error::Block { block: t.to_string(), want: want() })
+}
+
+fn fit_bytes(t: &Template, bytes: &[u8]) -> Result<usize> {
+    let want = || format!("{} B were given", bytes.len());
+    records_in(t, bytes.len()).ok_or_else(|| Error::Block { block: t.to_string(), want: want() })
+}
+
+fn records_in(t: &Template, bytes: usize) -> Option<usize> {
+    let (size, all) = (t.elem.size().max(1), t.elements());
+    if t.layout == Layout::Array {
+        return (bytes == t.bytes() || bytes == all * size).then_some(all);
+    }
+    (bytes <= t.bytes() && bytes.is_multiple_of(size)).then_some(bytes / size)
+}
+
+/// Whether rows lie apart in such a block and side by side in these bytes, which fit.
+fn is_apart(t: &Template, bytes: &[u8]) -> bool {
+    t.stride != 0 && !bytes.is_empty() && bytes.len() < t.bytes()
+}
+
+/// Puts what fits where it belongs; what is between rows stays.
+fn place(t: &Template, bytes: &[u8], to: &mut [u8]) {
+    if !is_apart(t, bytes) {
+        return to[..bytes.len()].copy_from_slice(bytes);
+    }
+    let row = t.dims[0] * t.elem.size();
+    to.chunks_mut(t.row_bytes()).zip(bytes.chunks(row)).for_each(|(to, from)| to[..row].copy_from_slice(from));
+}
+
 impl Elem {
     /// Whether a Rust type can stand for this element: the type itself, or any plain type of a record's size.
     pub fn holds<T: bytemuck::Pod>(self) -> bool {
@@ -439,11 +483,14 @@ impl Elem {
         let t = TypeId::of::<T>();
         match self {
             Elem::U8 => t == TypeId::of::<u8>(),
+            Elem::I8 => t == TypeId::of::<i8>(),
             Elem::U16 => t == TypeId::of::<u16>(),
             Elem::I16 => t == TypeId::of::<i16>(),
             Elem::U32 => t == TypeId::of::<u32>(),
             Elem::I32 => t == TypeId::of::<i32>(),
             Elem::U64 => t == TypeId::of::<u64>(),
+            Elem::I64 => t == TypeId::of::<i64>(),
+            Elem::F16 => t == TypeId::of::<f16>(),
             Elem::F32 => t == TypeId::of::<f32>(),
             Elem::F64 => t == TypeId::of::<f64>(),
             Elem::Record(n) => size_of::<T>() == n as usize && align_of::<T>() <= 64,
@@ -468,10 +515,31 @@ mod tests {
         assert!(a.as_slice::<f32>().is_err());
         let b = a.clone();
         assert!(a.as_mut_slice::<u32>().is_err());
+        assert!(a.assign(&[7u32]).is_err());
+        assert_eq!(b.as_slice::<u32>().unwrap(), [1, 2, 3], "refused, and changed all the same");
         drop(b);
         a.as_mut_slice::<u32>().unwrap()[0] = 9;
         assert_eq!(a.as_slice::<u32>().unwrap(), [9, 2, 3]);
         assert!(a.set_records(5).is_err());
         assert!(Datablock::from_slice(Template::array::<u32>([4]), &[1u32]).is_err());
+    }
+    #[test]
+    fn rows_that_are_apart_are_given_side_by_side_or_as_they_lie() {
+        let t = Template::array::<u16>([3, 2]).with_stride(10);
+        let mut a = Datablock::from_slice(t, &[1u16, 2, 3, 4, 5, 6]).unwrap();
+        let apart = [1u16, 2, 3, 0, 0, 4, 5, 6, 0, 0];
+        assert_eq!(a.as_slice::<u16>().unwrap(), apart);
+        let b = Datablock::from_slice(t, a.as_slice::<u16>().unwrap()).unwrap();
+        assert_eq!(b.as_slice::<u16>().unwrap(), apart);
+        let c = Datablock::from_bytes(t, bytemuck::cast_slice(&[1u16, 2, 3, 4, 5, 6])).unwrap();
+        assert_eq!(c.as_slice::<u16>().unwrap(), apart);
+        // What is between rows stays.
+        a.as_mut_slice::<u16>().unwrap()[3] = 9;
+        a.assign(&[7u16; 6]).unwrap();
+        assert_eq!(a.as_slice::<u16>().unwrap(), [7, 7, 7, 9, 0, 7, 7, 7, 0, 0]);
+        for n in [0, 5, 7, 9, 11] {
+            assert!(Datablock::from_slice(t, &vec![1u16; n]).is_err() && a.assign(&vec![1u16; n]).is_err(), "{n}");
+        }
+        assert_eq!(a.records(), 6);
     }
 }

@@ -176,13 +176,25 @@ impl Inner {
             Some(p) => p.alloc_host(bytes)?,
             None => HostMemory::buffer(bytes)?,
         };
-        let p = b
-            .host_ptr()
-            .ok_or_else(|| Error::Block { block: self.template.to_string(), want: "host memory is wanted".into() })?;
-        self.host.store(p.as_ptr(), Ordering::Release);
-        v.host = Some(b.clone());
-        v.host_state = Residency::Invalid;
+        self.set_host(v, b.clone())?;
         Ok(b)
+    }
+
+    fn set_host(&self, v: &mut Views, b: Buffer) -> Result<()> {
+        let none = || Error::Block { block: self.template.to_string(), want: "host memory is wanted".into() };
+        self.host.store(b.host_ptr().ok_or_else(none)?.as_ptr(), Ordering::Release);
+        v.host = Some(b);
+        v.host_state = Residency::Invalid;
+        Ok(())
+    }
+
+    /// Of a block that is just made: what it holds, on the host.
+    pub(super) fn begin_with(&self, b: Buffer) -> Result<()> {
+        let mut v = self.views.lock().unwrap_or_else(PoisonError::into_inner);
+        self.set_host(&mut v, b)?;
+        v.host_state = Residency::Exclusive;
+        self.publish(&v);
+        Ok(())
     }
 
     fn publish(&self, v: &Views) {

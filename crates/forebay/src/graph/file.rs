@@ -428,10 +428,9 @@ from = "b.y"
         }
 
         #[test]
-        fn types_come_back(e in 0usize..8, dims in proptest::collection::vec(1usize..5000, 1..4)) {
-            let names = ["u8", "u16", "i16", "u32", "i32", "u64", "f32", "f64"];
-            let text = format!("{}[{}]", names[e], dims.iter().map(usize::to_string).collect::<Vec<_>>().join("x"));
-            prop_assert_eq!(text.parse(), Ok(Template::array_of(Elem::parse(names[e]).unwrap(), dims)));
+        fn types_come_back(e in 0..Elem::NUMBERS.len(), dims in proptest::collection::vec(1usize..5000, 1..4)) {
+            let text = format!("{}[{}]", Elem::NUMBERS[e].name(), dims.iter().map(usize::to_string).collect::<Vec<_>>().join("x"));
+            prop_assert_eq!(text.parse(), Ok(Template::array_of(Elem::NUMBERS[e], dims)));
         }
     }
 }

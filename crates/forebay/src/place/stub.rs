@@ -163,6 +163,7 @@ fn distance(a: &Datablock, b: &Datablock) -> Result<(f64, usize)> {
         largest.map_or((0.0, 0), |(at, d)| (d, at))
     }
     Ok(match a.template().elem {
+        Elem::F16 => floats::<half::f16>(x, y),
         Elem::F32 => floats::<f32>(x, y),
         Elem::F64 => floats::<f64>(x, y),
         other => match x.iter().zip(y).position(|(a, b)| a != b) {

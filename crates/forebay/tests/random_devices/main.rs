@@ -8,6 +8,7 @@
 mod stand_in;
 
 mod arrays;
+mod between;
 mod calls;
 mod ports;
 
