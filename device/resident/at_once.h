@@ -50,7 +50,7 @@ FB_DEVICE bool fb_take_at_once(Context *c, const Look *l, u32 ring, bool limited
 // How much of a task has come by post; FB_POST_WORDS are all of it.
 FB_DEVICE u32 fb_has_come(const Look *l) {
   u32 there = 0;
-  for (u32 part = 0; part < FB_PARTS; part++)
+  for (u32 part = 0; part < FB_PARTS_OF(l); part++)
     there += fb_ones(fb_votes((l->of_post >> part & 1) && fb_is_there(l->word[part])));
   return there;
 }
@@ -65,7 +65,7 @@ FB_DEVICE bool fb_take_post(Context *c, const Look *l, bool limited, Task *now) 
   const bool free = !((u32)fb_seen(l, FB_POST_PLACE(6)) & FB_LIMITED) && !limited;
   const bool at_once = one && free && fb_kind(function) == FB_BY_THREAD;
   u32 *to = (u32 *)(at_once ? now : &o->tasks[o->count]);
-  for (u32 part = 0; part < FB_PARTS; part++) {
+  for (u32 part = 0; part < FB_PARTS_OF(l); part++) {
     if (!(l->of_post >> part & 1)) continue;
     to[fb_post_word(part * FB_WARP + fb_in_crew())] = (u32)l->word[part];
     // The bit is set behind this.

@@ -16,7 +16,14 @@ static_assert(FB_POST_PLACE(FB_POST_WORDS - 1) < FB_STOP_AT, "a post has room in
 #define FB_POST_PLACE(k) (FB_HEADS_AT + 2 + (k))
 #define FB_PLACES FB_POST_PLACE(FB_POST_WORDS)
 #endif
-#define FB_PARTS ((FB_PLACES + FB_WARP - 1) / FB_WARP)
+#define FB_PARTS_FOR(places) (((places) + FB_WARP - 1) / FB_WARP)
+#define FB_PARTS FB_PARTS_FOR(FB_PLACES)
+// How many of these have something to see, where that makes a difference: only who waits sees a post.
+#ifdef FB_GPU
+#define FB_PARTS_OF(l) FB_PARTS
+#else
+#define FB_PARTS_OF(l) ((l)->parts)
+#endif
 
 // Words of a slot: which has the round, and which the function and the number.
 #define FB_WORDS 8
@@ -30,6 +37,7 @@ static_assert(!FB_SEES_WHOLE || (FB_SEES_URGENT >= FB_WORDS && FB_SEES >= FB_WOR
 struct Look {
   const u64 *at[FB_PARTS];
   u64 word[FB_PARTS];
+  u32 parts;
   u32 whole;
   // What this lane's word has above these bits once there is something to take in a ring that is kept.
   u32 expected, bits;
@@ -73,7 +81,8 @@ FB_DEVICE const u64 *fb_place(Grid *g, const Own *o, u32 i) {
 FB_DEVICE void fb_aim(Grid *g, const Own *o, Look *l) {
   l->whole = 0;
   l->of_post = 0;
-  for (u32 part = 0; part < FB_PARTS; part++) {
+  l->parts = FB_PARTS_FOR(FB_HEADS_AT + 2);
+  for (u32 part = 0; part < FB_PARTS_OF(l); part++) {
     const u32 i = part * FB_WARP + fb_in_crew();
     l->at[part] = i < FB_PLACES ? fb_place(g, o, i) : 0;
   }
@@ -101,12 +110,17 @@ FB_DEVICE void fb_aim_waiting(Grid *g, const Own *o, Look *l) {
   fb_aim(g, o, l);
   for (u32 ring = 0; ring < 2; ring++)
     if (FB_SEES_WHOLE && g->halves && fb_keeps(o, ring)) l->whole |= 1u << ring;
-  for (u32 part = 0; part < FB_PARTS; part++) {
+  for (u32 part = 0; part < FB_PARTS_OF(l); part++) {
     const u32 i = part * FB_WARP + fb_in_crew(), ring = i >= FB_SEES_URGENT;
     if (i >= FB_STOP_AT) continue;
     l->at[part] = fb_place_waiting(g, o, l->whole, ring, i - fb_first_place(ring));
   }
-  for (u32 part = 0; part < FB_PARTS && o->open; part++) {
+  // Nothing was seen there yet: what comes before the first look there is news, too (fb_same).
+  for (; l->parts < FB_PARTS && o->open; l->parts++) {
+    l->at[l->parts] = 0;
+    l->word[l->parts] = 0;
+  }
+  for (u32 part = 0; part < FB_PARTS_OF(l) && o->open; part++) {
     const u32 k = fb_post_word(part * FB_WARP + fb_in_crew());
     if (k >= FB_POST_WORDS) continue;
     l->at[part] = &g->posts[o->me - 1].words[k];
@@ -131,7 +145,7 @@ FB_DEVICE void fb_aim_waiting(Grid *g, const Own *o, Look *l) {
 // apart before (who aims where is a branch) are together again first: that compilers see to it is a habit of theirs, no promise.
 FB_DEVICE void fb_look(Look *l) {
   fb_together();
-  for (u32 part = 0; part < FB_PARTS; part++) {
+  for (u32 part = 0; part < FB_PARTS_OF(l); part++) {
     const u32 i = part * FB_WARP + fb_in_crew(), ring = i >= FB_SEES_URGENT;
     const bool beside = i < FB_STOP_AT && i != fb_first_place(ring) && (l->whole >> ring & 1);
     l->word[part] = l->at[part] ? fb_load64_beside_sys(l->at[part], beside) : 0;
@@ -155,7 +169,7 @@ FB_DEVICE bool fb_is_round(const Grid *g, u32 ring, u32 ticket, u64 word) {
 FB_DEVICE u64 fb_marks(const Own *o, const Look *l, const u64 heads[2]) {
   const bool urgent = fb_may_take(o, 0, heads[0]), ordinary = fb_may_take(o, 1, heads[1]);
   u64 marks = 0;
-  for (u32 part = 0; part < FB_PARTS; part++) {
+  for (u32 part = 0; part < FB_PARTS_OF(l); part++) {
     const u32 i = part * FB_WARP + fb_in_crew(), ring = i >= FB_SEES_URGENT, low = (u32)l->word[part];
     bool is = false;
     if (i < FB_STOP_AT) {
@@ -175,7 +189,7 @@ FB_DEVICE u64 fb_marks(const Own *o, const Look *l, const u64 heads[2]) {
 FB_DEVICE u32 fb_in_row(const Look *l, u64 marks, u32 ring) {
   const u32 first = fb_first_place(ring), n = fb_places(ring);
   u64 small = 0;
-  for (u32 part = first / FB_WARP; part < FB_PARTS && part * FB_WARP < first + n; part++) {
+  for (u32 part = first / FB_WARP; part < FB_PARTS_OF(l) && part * FB_WARP < first + n; part++) {
     const u32 function = (u32)l->word[part];
     const bool one = (function & FB_SINGLE) && fb_kind(function & ~FB_SINGLE) == FB_BY_THREAD;
     small |= (u64)fb_votes(one) << (part * FB_WARP);
@@ -233,7 +247,7 @@ FB_DEVICE bool fb_receive(Context *c, const Look *l, u32 ring, u32 n) {
   // is above the block's tasks is nothing if another one takes them.
   u64 rounds[FB_PARTS];
   bool there = true;
-  for (u32 part = 0; part < FB_PARTS; part++) {
+  for (u32 part = 0; part < FB_PARTS_OF(l); part++) {
     const u32 i = part * FB_WARP + fb_in_crew();
     if (whole && i >= first && i < first + FB_WORDS && i != begin) fb_put_seen(&o->tasks[o->count], i - first, l->word[part]);
     if (i < begin || i >= begin + n) continue;
@@ -266,7 +280,7 @@ FB_DEVICE bool fb_receive(Context *c, const Look *l, u32 ring, u32 n) {
   }
   head = fb_tell64(head, 0);
   const bool ours = head == is;
-  for (u32 part = 0; part < FB_PARTS && ours; part++) {
+  for (u32 part = 0; part < FB_PARTS_OF(l) && ours; part++) {
     const u32 i = part * FB_WARP + fb_in_crew();
     if (i < begin || i >= begin + n) continue;
     fb_begin_root(g, rounds[part], ticket + (i - begin));

@@ -115,7 +115,7 @@ FB_DEVICE bool fb_take_seen(Context *c, const Look *l, u64 marks) {
 // Whether two looks saw the same, as far as somebody who waits cares.
 FB_DEVICE bool fb_same(const Look *a, const Look *b, bool limited) {
   u32 different = 0;
-  for (u32 part = 0; part < FB_PARTS; part++) {
+  for (u32 part = 0; part < FB_PARTS_OF(a); part++) {
     const bool cares = (part * FB_WARP + fb_in_crew() != FB_IDLE_AT) | limited;
     different |= fb_votes(cares & (a->word[part] != b->word[part]));
   }
@@ -377,6 +377,10 @@ FB_DEVICE bool fb_goes_on(Context *c) {
   if (!c->one_lane) return false;
   Own *o = c->own;
   Task *t = c->self;
+#ifndef FB_GPU
+  // A processor foresees its branches, and its clock takes longer than many a task.
+  if (o->count != 1 || o->spilled != 0) return false;
+#endif
   // Its words: compilers copy structures byte by byte.
   static_assert(FB_OFFSET(Task, root) == 4 && FB_OFFSET(Task, count) == 16 && FB_OFFSET(Task, counted) == 28, "words");
   u64 next[sizeof *t / 8];

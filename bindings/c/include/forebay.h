@@ -186,6 +186,9 @@ int32_t forebay_block_data_mut(forebay_block *block, void **data, size_t *len);
 // How many elements it has, of records and bytes.
 int32_t forebay_block_records(const forebay_block *block, size_t *n);
 
+// Sets how many elements it has, of records and bytes.
+int32_t forebay_block_set_records(forebay_block *block, size_t n);
+
 // Its marks, which predicates go by.
 int32_t forebay_block_signals(const forebay_block *block, uint32_t *signals);
 
@@ -389,6 +392,13 @@ int32_t forebay_start(const forebay_runtime *runtime, forebay_graph *graph, fore
 
 // Ends a graph: what is under way is done, what waits is dropped.
 void forebay_running_free(forebay_running *running);
+
+// A block for a feed, with any contents: to be filled through [`crate::block::forebay_block_data_mut`] and pushed there. Where
+// many are pushed this is the way, since it takes the feed's own memory again and again; for a GPU that is page-locked memory, which
+// goes to the device at twice the speed or more.
+int32_t forebay_acquire(const forebay_running *running,
+                        uint32_t feed,
+                        forebay_block **block);
 
 // Pushes a block into a feed, and takes it. Waits for room for so long, ms: 0 not at all, FOREBAY_FOREVER until there is.
 // FOREBAY_AGAIN when there was none; the block is gone then, too.

@@ -109,6 +109,16 @@ pub unsafe extern "C" fn forebay_block_records(block: *const forebay_block, n: *
     })
 }
 
+/// Sets how many elements it has, of records and bytes.
+///
+/// # Safety
+/// As the rules say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn forebay_block_set_records(block: *mut forebay_block, n: usize) -> i32 {
+    // SAFETY: C's promises.
+    status(|| Ok(unsafe { known(block, "the block")? }.0.set_records(n)?))
+}
+
 /// Mark of the first block of a stream.
 pub const FOREBAY_BEGIN_STREAM: u32 = 1;
 /// Mark of the last block of a stream.

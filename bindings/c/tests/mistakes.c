@@ -414,6 +414,25 @@ int main(int argc, char **argv) {
   GOOD(forebay_block_data(b, &data, &n));
   if (n != 12 || ((const uint32_t *)data)[2] != 6 || calls != 1) return 4;
   forebay_block_free(b);
+  // The feed's own memory, again and again.
+  const void *before = NULL;
+  for (uint32_t i = 0; i < 5; i++) {
+    void *room;
+    GOOD(forebay_acquire(run, 0, &b));
+    GOOD(forebay_block_data_mut(b, &room, &n));
+    if (n != 16 || (before && room != before)) return 41;
+    before = room;
+    ((uint32_t *)room)[0] = 10 + i;
+    EXPECT(FOREBAY_FAILED, forebay_block_set_records(b, 5), "5");
+    GOOD(forebay_block_set_records(b, 1));
+    GOOD(forebay_push(run, 0, b, FOREBAY_FOREVER));
+    GOOD(forebay_pull(run, 0, FOREBAY_FOREVER, &b));
+    GOOD(forebay_block_data(b, &data, &n));
+    if (n != 4 || *(const uint32_t *)data != 2 * (10 + i)) return 42;
+    forebay_block_free(b);
+  }
+  EXPECT(FOREBAY_INVALID, forebay_acquire(run, 1, &b), "feed 1");
+  EXPECT(FOREBAY_INVALID, forebay_block_set_records(NULL, 1), "NULL");
   GOOD(forebay_block_new("f32[8]", NULL, 0, &b));
   EXPECT(FOREBAY_FAILED, forebay_push(run, 0, b, 0), "a.x");
   GOOD(forebay_stop(run));

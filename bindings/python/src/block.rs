@@ -2,7 +2,7 @@
 
 use std::ffi::{CString, c_int, c_void};
 
-use forebay::{Datablock, Elem, Layout, Signals, Template};
+use forebay::{Datablock, Elem, Feed, Layout, Signals, Template};
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -22,6 +22,26 @@ pub fn block_of(template: Template, data: &Bound<'_, PyAny>) -> PyResult<Datablo
         return Ok(b.get().inner.clone());
     }
     with_bytes(data, &template, |bytes| Datablock::from_bytes(template, bytes))?.map_err(raise)
+}
+
+/// A block for this feed with the bytes of `data`, which may be a block already. It is of the feed's own memory, which is taken
+/// again and again, and page-locked where a GPU gets it.
+pub fn block_for(
+    run: &forebay::Running,
+    feed: Feed,
+    template: Template,
+    data: &Bound<'_, PyAny>,
+) -> PyResult<Datablock> {
+    if let Ok(b) = data.cast::<Block>() {
+        return Ok(b.get().inner.clone());
+    }
+    let mut block = run.acquire(feed).map_err(raise)?;
+    if !block.is_free() {
+        // A device still reads what it held last: that would be waited for here, and can be interrupted where there is no room.
+        return block_of(template, data);
+    }
+    with_bytes(data, &template, |bytes| block.assign_bytes(bytes))?.map_err(raise)?;
+    Ok(block)
 }
 
 /// The element as Python's struct module writes it; none for records.

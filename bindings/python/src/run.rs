@@ -9,7 +9,7 @@ use pyo3::exceptions::{PyKeyError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use crate::block::{Block, block_of};
+use crate::block::{Block, block_for, block_of};
 use crate::goal::{self, Pursuit};
 use crate::graph::{Graph, Task};
 use crate::{Closed, raise, word};
@@ -145,7 +145,8 @@ impl Running {
     #[pyo3(signature = (data, feed = None, timeout = None))]
     fn push(&self, data: &Bound<'_, PyAny>, feed: Option<&str>, timeout: Option<f64>, py: Python<'_>) -> PyResult<()> {
         let (_, feed, template) = find(&self.feeds, feed, |f| &f.0, "feed")?;
-        let (block, run, mut wait) = (block_of(*template, data)?, self.get()?, Patience::of(timeout)?);
+        let (run, mut wait) = (self.get()?, Patience::of(timeout)?);
+        let block = block_for(&run, *feed, *template, data)?;
         let pushed = py.detach(|| match timeout {
             Some(0.0) => run.try_push(*feed, block).map_err(|(_, e)| e),
             _ => run.push_while(*feed, block, || wait.next()),

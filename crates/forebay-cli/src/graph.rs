@@ -1,10 +1,15 @@
 //! `forebay graph`: graph files without writing a program.
 
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::sync::OnceLock;
+use std::thread::ScopedJoinHandle;
+use std::time::{Duration, Instant};
 
 use forebay::graph::{Drawing, Library, load};
-use forebay::{Datablock, Elem, Graph, Runtime, Snapshot};
+use forebay::{Datablock, Drain, Elem, Error, Feed, Graph, Mode, Running, Snapshot, TaskStats, Template};
+
+/// After so long without anything from a drain it is looked whether anything goes on.
+const SILENCE: Duration = Duration::from_secs(1);
 
 /// What to do with a graph file.
 #[derive(clap::Subcommand)]
@@ -18,16 +23,22 @@ pub enum GraphCommand {
     },
     /// Run a graph file: feeds get zeros, or numbers from files, and drains are summarised
     #[command(after_help = "Example:
-  forebay graph run g.toml --blocks 100 --feed blur.x=picture.f32 --feed blur.weights=weights.f32")]
+  forebay graph run g.toml --blocks 100 --feed blur.x=picture.f32 --feed blur.weights=weights.f32
+  forebay graph run g.toml --device opencl")]
     Run {
         /// The file
         file: PathBuf,
+        #[command(flatten)]
+        on: On,
         /// Datablocks pushed into each feed
         #[arg(long, default_value_t = 1)]
         blocks: u64,
         /// Contents of a feed's datablocks: TASK.PORT=FILE, raw little-endian
         #[arg(long, value_name = "TASK.PORT=FILE")]
         feed: Vec<String>,
+        /// Print the result as JSON
+        #[arg(long)]
+        json: bool,
     },
     /// Draw a graph file as SVG or DOT, by the ending of the output's name
     #[command(after_help = "Example:
@@ -41,7 +52,20 @@ pub enum GraphCommand {
         /// Run it first with so many datablocks of zeros, and show what its channels held and passed
         #[arg(long)]
         run: Option<u64>,
+        #[command(flatten)]
+        on: On,
     },
+}
+
+/// Where a graph runs.
+#[derive(clap::Args)]
+pub struct On {
+    /// The CPU and devices of this kind: cpu (none besides), opencl, cuda, or auto for the accelerators that there are
+    #[arg(long, default_value = "auto")]
+    device: String,
+    /// How tasks are scheduled: first-available, fifo, priority, data-aware or adaptive
+    #[arg(long, default_value_t = Mode::DataAware)]
+    mode: Mode,
 }
 
 /// Runs the command.
@@ -53,11 +77,13 @@ pub fn run(command: &GraphCommand) -> Result<(), String> {
             crate::say(&format!("{}: {tasks} tasks, {channels} channels, no error", file.display()));
             Ok(())
         }
-        GraphCommand::Run { file, blocks, feed } => execute(open(file)?, *blocks, feed, true).map(|_| ()),
-        GraphCommand::Draw { file, o, run } => {
+        GraphCommand::Run { file, on, blocks, feed, json } => {
+            execute(open(file)?, on, *blocks, feed, Some(*json)).map(drop)
+        }
+        GraphCommand::Draw { file, o, run, on } => {
             let g = open(file)?;
             let drawing = g.drawing();
-            let live = run.map(|n| execute(g, n, &[], false)).transpose()?;
+            let live = run.map(|n| execute(g, on, n, &[], None)).transpose()?;
             write(&drawing, live.as_ref(), o)
         }
     }
@@ -78,101 +104,174 @@ fn write(drawing: &Drawing, live: Option<&Snapshot>, to: &Path) -> Result<(), St
     std::fs::write(to, text).map_err(|e| format!("{}: {e}", to.display()))
 }
 
-/// Pushes `blocks` datablocks into every feed while pulling from every drain.
-fn execute(g: Graph, blocks: u64, contents: &[String], print: bool) -> Result<Snapshot, String> {
-    let rt = Runtime::new().map_err(|e| e.to_string())?;
-    let (feeds, drains) = (g.feeds(), g.drains());
-    let mut sources = Vec::new();
-    for (name, feed) in feeds {
-        let template = g.feed_template(feed).ok_or("a feed without a template")?;
-        let given = contents.iter().find_map(|c| c.split_once('=').filter(|(n, _)| *n == name).map(|(_, f)| f));
-        let bytes = given.map(|f| std::fs::read(f).map_err(|e| format!("{f}: {e}"))).transpose()?;
-        sources.push((name, feed, template, bytes));
+/// A feed: its name, and what is pushed there.
+struct Given {
+    name: String,
+    feed: Feed,
+    template: Template,
+    bytes: Option<Vec<u8>>,
+}
+
+impl Given {
+    fn block(&self) -> Result<Datablock, String> {
+        let made = match &self.bytes {
+            Some(bytes) => Datablock::from_bytes(self.template, bytes),
+            None => Datablock::zeroed(self.template),
+        };
+        made.map_err(|e| format!("{}: {e}", self.name))
     }
-    if let Some(unknown) = contents.iter().find(|c| !sources.iter().any(|s| c.starts_with(&format!("{}=", s.0)))) {
-        let known: Vec<&str> = sources.iter().map(|s| s.0.as_str()).collect();
+}
+
+/// All feeds, with what files there are for them.
+fn given(g: &Graph, contents: &[String]) -> Result<Vec<Given>, String> {
+    let mut all = Vec::new();
+    for (name, feed) in g.feeds() {
+        let template = g.feed_template(feed).ok_or("a feed without a template")?;
+        let file = contents.iter().find_map(|c| c.split_once('=').filter(|(n, _)| *n == name).map(|(_, f)| f));
+        let bytes = file.map(|f| std::fs::read(f).map_err(|e| format!("{f}: {e}"))).transpose()?;
+        all.push(Given { name, feed, template, bytes });
+    }
+    if let Some(unknown) = contents.iter().find(|c| !all.iter().any(|s| c.starts_with(&format!("{}=", s.name)))) {
+        let known: Vec<&str> = all.iter().map(|s| s.name.as_str()).collect();
         return Err(format!("--feed {unknown}: no such feed; known: {}", known.join(", ")));
     }
-    let run = rt.start(g).map_err(|e| e.to_string())?;
-    crate::tell_unused(&rt);
-    let begun = Instant::now();
-    let pulled: Result<Vec<(u64, Option<Datablock>)>, String> = std::thread::scope(|s| {
-        let mut pushers = Vec::new();
-        for (name, feed, template, bytes) in &sources {
-            let run = &run;
-            pushers.push(s.spawn(move || -> Result<(), String> {
-                for _ in 0..blocks {
-                    let b = Datablock::zeroed(*template).map_err(|e| e.to_string())?;
-                    let b = match bytes {
-                        Some(bytes) => Datablock::from_bytes(*template, bytes).map_err(|e| format!("{name}: {e}"))?,
-                        None => b,
-                    };
-                    run.push(*feed, b).map_err(|e| e.to_string())?;
-                }
-                Ok(())
-            }));
-        }
-        // Drains whose predicates let less pass give less; silence for a second after all pushes ends the run.
-        let mut got: Vec<(u64, Option<Datablock>)> = drains.iter().map(|_| (0, None)).collect();
-        let mut quiet = Instant::now();
-        loop {
-            let before: u64 = got.iter().map(|g| g.0).sum();
-            for ((_, d), slot) in drains.iter().zip(&mut got) {
-                while let Ok(b) = run.try_pull(*d) {
-                    *slot = (slot.0 + 1, Some(b));
-                }
-            }
-            if got.iter().map(|g| g.0).sum::<u64>() > before {
+    // What does not fit is said before anything runs.
+    all.iter().try_for_each(|given| given.block().map(drop))?;
+    Ok(all)
+}
+
+/// What tasks have done so far, as a number that grows with each of it.
+fn done(run: &Running) -> u64 {
+    let s = run.snapshot();
+    s.tasks.iter().map(|t| t.invocations).sum::<u64>() + s.channels.iter().map(|c| c.passed).sum::<u64>()
+}
+
+/// Pulls from all drains until each has given so many, or nothing goes on any more though `all_pushed`: how many came from
+/// each, and the last one.
+fn pull_all(
+    run: &Running,
+    drains: &[(String, Drain)],
+    blocks: u64,
+    all_pushed: impl Fn() -> bool,
+) -> Result<Vec<(u64, Option<Datablock>)>, Error> {
+    let mut got: Vec<(u64, Option<Datablock>)> = drains.iter().map(|_| (0, None)).collect();
+    let (mut quiet, mut seen) = (Instant::now(), 0);
+    loop {
+        for ((_, d), slot) in drains.iter().zip(&mut got) {
+            while let Ok(b) = run.try_pull(*d) {
+                *slot = (slot.0 + 1, Some(b));
                 quiet = Instant::now();
             }
-            let all = got.iter().all(|g| g.0 >= blocks);
-            let pushed = pushers.iter().all(|p| p.is_finished());
-            if run.error().is_some() || (pushed && (all || quiet.elapsed().as_secs_f64() > 1.0)) {
-                break;
-            }
-            std::thread::sleep(std::time::Duration::from_micros(200));
         }
         if let Some(e) = run.error() {
-            return Err(e.to_string());
+            return Err(e);
         }
-        for p in pushers {
-            p.join().unwrap_or_else(|_| Err("a feed's thread panicked".into()))?;
+        if all_pushed() {
+            if got.iter().all(|g| g.0 >= blocks) {
+                return Ok(got);
+            }
+            // Drains whose predicates let less pass give less. Who is at a task ends it when the graph is stopped; if nothing has
+            // come of it since the last time nothing will.
+            if quiet.elapsed() > SILENCE {
+                run.stop()?;
+                let now = done(run);
+                if now == seen {
+                    return Ok(got);
+                }
+                run.run()?;
+                (quiet, seen) = (Instant::now(), now);
+            }
         }
-        Ok(got)
-    });
-    let pulled = pulled?;
-    if print {
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// Pushes `blocks` datablocks into every feed while pulling from every drain; and prints what came of it, maybe as JSON.
+fn execute(g: Graph, on: &On, blocks: u64, contents: &[String], print: Option<bool>) -> Result<Snapshot, String> {
+    let text = |e: Error| e.to_string();
+    let rt = crate::runtime(&on.device, on.mode)?;
+    let (drains, feeds) = (g.drains(), given(&g, contents)?);
+    let run = rt.start(g).map_err(text)?;
+    crate::tell_unused(&rt);
+    let begun = Instant::now();
+    let failure = OnceLock::new();
+    let pulled = std::thread::scope(|s| -> Result<_, String> {
+        let (run, failure) = (&run, &failure);
+        let push = move |given: &Given| {
+            let pushed = (0..blocks).try_for_each(|_| run.push(given.feed, given.block()?).map_err(text));
+            if let Err(why) = pushed
+                && failure.set(why).is_ok()
+            {
+                // The others would wait for tasks that wait for this one's.
+                let _ = run.stop();
+            }
+        };
+        let pushers: Vec<_> = feeds.iter().map(|given| s.spawn(move || push(given))).collect();
+        let pulled = pull_all(run, &drains, blocks, || pushers.iter().all(ScopedJoinHandle::is_finished));
+        drop(pushers);
+        failure.get().map_or_else(|| pulled.map_err(text), |why| Err(why.clone()))
+    })?;
+    // A device may still be at the last ones.
+    pulled.iter().filter_map(|(_, last)| last.as_ref()).try_for_each(Datablock::wait).map_err(text)?;
+    let snapshot = run.snapshot();
+    if let Some(as_json) = print {
         let seconds = begun.elapsed().as_secs_f64();
+        let devices = rt.devices();
+        let ran = |t: &TaskStats| -> Vec<(String, u64)> {
+            let on = devices.iter().zip(&t.by_device).filter(|(_, n)| **n > 0);
+            on.map(|((name, _), n)| (name.clone(), *n)).collect()
+        };
+        let came = drains.iter().map(|(name, _)| name).zip(&pulled);
+        if as_json {
+            let drains = came.map(|(name, (n, last))| {
+                let last = last.as_ref().map(|b| serde_json::json!({ "elements": b.records(), "first": head(b) }));
+                serde_json::json!({ "name": name, "datablocks": n, "last": last })
+            });
+            let tasks = snapshot.tasks.iter().map(|t| {
+                let on: serde_json::Map<_, _> = ran(t).into_iter().map(|(d, n)| (d, n.into())).collect();
+                serde_json::json!({ "name": t.name, "invocations": t.invocations, "on": on, "region": t.region })
+            });
+            let (drains, tasks): (Vec<_>, Vec<_>) = (drains.collect(), tasks.collect());
+            let all = serde_json::json!({ "datablocks": blocks, "seconds": seconds, "drains": drains, "tasks": tasks });
+            crate::say(&serde_json::to_string_pretty(&all).map_err(|e| e.to_string())?);
+            return Ok(snapshot);
+        }
         crate::say(&format!("{blocks} datablocks into each feed, {seconds:.3} s"));
-        for ((name, _), (n, last)) in drains.iter().zip(&pulled) {
+        for (name, (n, last)) in came {
             let shown = last.as_ref().map(summary).unwrap_or_default();
             crate::say(&format!("{name}: {n} datablocks{shown}"));
         }
-        for t in run.snapshot().tasks {
-            crate::say(&format!("task {}: {} invocations, {}", t.name, t.invocations, t.state));
+        for t in &snapshot.tasks {
+            let on: Vec<_> = ran(t).iter().map(|(device, n)| format!("{n} on {device}")).collect();
+            let on = if on.is_empty() { String::new() } else { format!(": {}", on.join(", ")) };
+            crate::say(&format!("task {}: {} invocations{on}", t.name, t.invocations));
         }
     }
-    Ok(run.snapshot())
+    Ok(snapshot)
 }
 
-/// The first numbers of a block.
-fn summary(b: &Datablock) -> String {
-    fn head<T: std::fmt::Debug>(v: &[T]) -> String {
-        format!("{:?}", &v[..v.len().min(8)])
+/// The first elements of a block, as text; of records none.
+fn head(b: &Datablock) -> Vec<String> {
+    fn of<T: std::fmt::Debug>(v: &[T]) -> Vec<String> {
+        v.iter().take(8).map(|v| format!("{v:?}")).collect()
     }
     let values = match b.template().elem {
-        Elem::U8 => b.as_slice::<u8>().map(head),
-        Elem::I8 => b.as_slice::<i8>().map(head),
-        Elem::U16 => b.as_slice::<u16>().map(head),
-        Elem::I16 => b.as_slice::<i16>().map(head),
-        Elem::U32 => b.as_slice::<u32>().map(head),
-        Elem::I32 => b.as_slice::<i32>().map(head),
-        Elem::U64 => b.as_slice::<u64>().map(head),
-        Elem::I64 => b.as_slice::<i64>().map(head),
-        Elem::F16 => b.as_slice::<forebay::f16>().map(head),
-        Elem::F32 => b.as_slice::<f32>().map(head),
-        Elem::F64 => b.as_slice::<f64>().map(head),
-        Elem::Record(_) => Ok(String::new()),
+        Elem::U8 => b.as_slice::<u8>().map(of),
+        Elem::I8 => b.as_slice::<i8>().map(of),
+        Elem::U16 => b.as_slice::<u16>().map(of),
+        Elem::I16 => b.as_slice::<i16>().map(of),
+        Elem::U32 => b.as_slice::<u32>().map(of),
+        Elem::I32 => b.as_slice::<i32>().map(of),
+        Elem::U64 => b.as_slice::<u64>().map(of),
+        Elem::I64 => b.as_slice::<i64>().map(of),
+        Elem::F16 => b.as_slice::<forebay::f16>().map(of),
+        Elem::F32 => b.as_slice::<f32>().map(of),
+        Elem::F64 => b.as_slice::<f64>().map(of),
+        Elem::Record(_) => Ok(Vec::new()),
     };
-    format!(", the last of {} elements: {}", b.records(), values.unwrap_or_else(|e| e.to_string()))
+    values.unwrap_or_default()
+}
+
+fn summary(b: &Datablock) -> String {
+    format!(", the last of {} elements: [{}]", b.records(), head(b).join(", "))
 }

@@ -103,6 +103,16 @@ Example:
     },
 }
 
+/// The runtime that `--device` asks for.
+pub(crate) fn runtime(device: &str, mode: forebay::Mode) -> Result<forebay::Runtime, String> {
+    let b = forebay::Runtime::builder().mode(mode);
+    let b = match device {
+        "auto" => b,
+        name => b.only(name.parse::<forebay::Kind>()?).map_err(|e| e.to_string())?,
+    };
+    b.build().map_err(|e| e.to_string())
+}
+
 /// Says which devices a graph that has started does not use: somebody may be looking for their GPU.
 pub(crate) fn tell_unused(rt: &forebay::Runtime) {
     for (name, why) in rt.unused() {

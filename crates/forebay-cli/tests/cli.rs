@@ -67,6 +67,40 @@ fn the_doctor_says_what_is_here_and_nothing_of_what_its_checks_have_refused() {
     assert!(!aside.contains("error"), "{aside}");
 }
 
+/// For seconds nothing comes out.
+#[test]
+fn a_graph_file_runs_to_its_end_however_long_its_kernels_take() {
+    if !stdout(&forebay(&["doctor"])).contains("opencl: ") {
+        return eprintln!("skipped: no opencl device");
+    }
+    let text = r#"
+name = "slow"
+[[task]]
+name = "t"
+inputs = [{ name = "x", type = "u32" }]
+outputs = [{ name = "y", type = "u32" }]
+[task.kernel]
+entry = "slow"
+args = ["x", "y"]
+source = """
+KERNEL void slow(GLOBAL const uint *x, GLOBAL uint *y) {
+  if (gid_x() > 0) return;
+  uint v = x[0] + 1;
+  for (uint i = 0; i < 900000000u; i++) { v ^= v << 13; v ^= v >> 17; v ^= v << 5; }
+  y[0] = v;
+}"""
+[[feed]]
+to = "t.x"
+[[drain]]
+from = "t.y"
+"#;
+    let file = scratch("slow.toml");
+    std::fs::write(&file, text).unwrap();
+    let o = forebay(&["graph", "run", &file.display().to_string(), "--device", "opencl", "--blocks", "4"]);
+    assert!(stdout(&o).contains("t.y: 4 datablocks"), "{}{}", stdout(&o), String::from_utf8_lossy(&o.stderr));
+    std::fs::remove_file(file).unwrap();
+}
+
 #[test]
 fn graph_files_are_checked_run_and_drawn() {
     let file = example();
@@ -82,6 +116,11 @@ fn graph_files_are_checked_run_and_drawn() {
         "{}",
         stdout(&o)
     );
+    // More than there is room for, so that what is pushed elsewhere would wait for it.
+    std::fs::write(&b, &raw(4.0)[..31]).unwrap();
+    let o = forebay(&["graph", "run", &file, "--blocks", "30", &feeds[0], &feeds[1]]);
+    let e = String::from_utf8_lossy(&o.stderr).into_owned();
+    assert!(!o.status.success() && e.contains("add.b") && e.contains("31 B") && e.contains("f32[8]"), "{e}");
     let (svg, dot) = (scratch("g.svg"), scratch("g.dot"));
     for picture in [&svg, &dot] {
         let o = forebay(&["graph", "draw", &file, "-o", &picture.display().to_string(), "--run", "5"]);

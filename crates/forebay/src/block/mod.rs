@@ -251,6 +251,17 @@ impl Datablock {
         self.set_records(records)
     }
 
+    /// As [`Datablock::assign`], with bytes, whatever the elements are; rows as for [`Datablock::from_slice`].
+    ///
+    /// # Errors
+    /// [`Error::Block`] when the number of bytes does not fit the template, or the block is shared.
+    pub fn assign_bytes(&mut self, bytes: &[u8]) -> Result<()> {
+        let t = self.template();
+        let records = fit_bytes(&t, bytes)?;
+        place(&t, bytes, self.host_mut_bytes(false)?);
+        self.set_records(records)
+    }
+
     /// The handle as an address, for a channel's ring; [`Datablock::from_raw`] takes it back.
     pub(crate) fn into_raw(self) -> *mut Inner {
         let p = self.0.as_ptr();
@@ -343,6 +354,12 @@ impl Datablock {
     /// Whether this is the only handle, so that the block may be written.
     pub fn is_unique(&self) -> bool {
         self.inner().refs.load(Ordering::Acquire) == 1
+    }
+
+    /// Whether it can be written without waiting for anything: this is the only handle, and no device copies from or to its host
+    /// memory any more.
+    pub fn is_free(&self) -> bool {
+        self.is_unique() && (self.inner().fast.load(Ordering::Acquire) & HOST_ONLY != 0 || self.inner().is_at_rest())
     }
 
     // Not of a copy of the template: small tasks ask this for every invocation.

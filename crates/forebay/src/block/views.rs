@@ -232,6 +232,12 @@ impl Inner {
         v.host_readers.iter().any(|(d, fence)| !d.has_reached(*fence))
     }
 
+    /// Whether no device copies from the host view or to it, as far as that can be told at once.
+    pub(super) fn is_at_rest(&self) -> bool {
+        let v = self.views.lock().unwrap_or_else(PoisonError::into_inner);
+        v.host_readers.iter().chain(&v.arriving).all(|(d, fence)| d.has_reached(*fence))
+    }
+
     /// Makes the host view valid, copying from a device if need be (rule 2).
     fn validate_host(&self, v: &mut Views, bytes: usize) -> Result<()> {
         if v.host_state.valid() {

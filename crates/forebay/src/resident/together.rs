@@ -118,8 +118,8 @@ impl Grid {
         // SAFETY: within the table, of which this piece is the writer's.
         let place = unsafe { s.host.calls.add(at) };
         image.clear();
-        let (mut n, mut fuel) = (0, Some(0u32));
-        for c in std::iter::once(first).chain(others).take(TOGETHER) {
+        let (mut n, mut fuel, urgent) = (0, Some(0u32), first.urgent);
+        let mut put = |c: Call| -> Result<()> {
             self.check(&c)?;
             fuel = fuel.filter(|_| c.fuel > 0).map(|sum| sum.saturating_add(c.fuel));
             let Call { function, first, count, args, .. } = c;
@@ -132,14 +132,18 @@ impl Grid {
                 false => image.push(task),
             }
             n += 1;
-        }
+            Ok(())
+        };
+        // The first one by itself: a chain of the two costs as much as the rest of this.
+        put(first)?;
+        others.take(TOGETHER - 1).try_for_each(put)?;
         if s.host.mapped {
             streaming::fence_stores();
         }
         // SAFETY: as above; none, where the tasks are in their places.
         unsafe { std::ptr::copy_nonoverlapping(image.as_ptr(), place, image.len()) };
         let mut each = Call::new(s.known.load(Ordering::Relaxed)).range(at as u64, n as u64).fuel(fuel.unwrap_or(0));
-        each.urgent = first.urgent;
+        each.urgent = urgent;
         let ticket = self.enter_when_free(&each)?;
         written.given = Piece::Device(ticket.ring, ticket.root(), ticket.number);
         Ok(ticket)

@@ -357,7 +357,7 @@ pub fn pipes(job: &Job<'_>) -> Outcome<Run> {
 /// The demo's graph.
 pub fn dataflow(job: &Job<'_>) -> Outcome<Run> {
     let kind = job.device.info().kind;
-    let rt = gesture::runtime(kind.name(), Mode::DataAware)?;
+    let rt = crate::runtime(kind.name(), Mode::DataAware)?;
     let mut p = pipeline::build(job.shape, pipeline::capacity(job.rate), Some(kind)).map_err(text)?;
     let graph = std::mem::replace(&mut p.graph, forebay::Graph::new("started"));
     let run = rt.start(graph).map_err(text)?;

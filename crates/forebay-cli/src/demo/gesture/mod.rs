@@ -86,16 +86,6 @@ pub struct Measured {
     pub copied: u64,
 }
 
-/// The runtime that `--device` asks for.
-pub fn runtime(device: &str, mode: Mode) -> Result<Runtime, String> {
-    let b = Runtime::builder().mode(mode);
-    let b = match device {
-        "auto" => b,
-        name => b.only(name.parse::<Kind>()?).map_err(|e| e.to_string())?,
-    };
-    b.build().map_err(|e| e.to_string())
-}
-
 /// Runs the demo.
 pub fn run(o: &Options) -> Result<(), String> {
     let rate = match o.rate.as_str() {
@@ -120,7 +110,7 @@ pub fn run(o: &Options) -> Result<(), String> {
         [] => Source::Recording { frames: &frames, rate },
         paths => Source::Live(camera::open(paths, shape.source())?),
     };
-    let rt = runtime(&o.device, o.mode)?;
+    let rt = crate::runtime(&o.device, o.mode)?;
     // A device is asked for by name: its kernels run there and nowhere else.
     let only = match o.device.as_str() {
         "opencl" => Some(Kind::OpenCl),

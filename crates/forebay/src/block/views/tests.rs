@@ -168,7 +168,14 @@ fn what_the_host_writes_is_not_overwritten_by_what_was_sent_there_in_vain() {
                 sent = p.acquire();
                 assert_eq!(sent.0, address);
             }
+            assert!(!sent.is_free());
             sent.assign(&vec![i; bytes]).unwrap();
+            assert!(
+                sent.is_free() && {
+                    let _other = sent.clone();
+                    !sent.is_free()
+                }
+            );
             a.finish().unwrap();
             assert_eq!(sent.as_slice::<u8>().unwrap(), vec![i; bytes]);
         }
