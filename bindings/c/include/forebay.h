@@ -393,9 +393,9 @@ int32_t forebay_start(const forebay_runtime *runtime, forebay_graph *graph, fore
 // Ends a graph: what is under way is done, what waits is dropped.
 void forebay_running_free(forebay_running *running);
 
-// A block for a feed, with any contents: to be filled through [`crate::block::forebay_block_data_mut`] and pushed there. Where
-// many are pushed this is the way, since it takes the feed's own memory again and again; for a GPU that is page-locked memory, which
-// goes to the device at twice the speed or more.
+// A block for a feed, with any contents: to be filled through forebay_block_data_mut, which waits for a device that still reads
+// what the block held last, and pushed there. Where many are pushed this is the way: it takes the feed's own memory again and
+// again, which is page-locked where the runtime has a GPU.
 int32_t forebay_acquire(const forebay_running *running,
                         uint32_t feed,
                         forebay_block **block);

@@ -98,9 +98,9 @@ fn nth<T: Copy>(all: &[T], n: u32, what: &str) -> Result<T, Failure> {
     all.get(n as usize).copied().ok_or_else(|| invalid(&format!("there is no {what} {n}; there are {}", all.len())))
 }
 
-/// A block for a feed, with any contents: to be filled through [`crate::block::forebay_block_data_mut`] and pushed there. Where
-/// many are pushed this is the way, since it takes the feed's own memory again and again; for a GPU that is page-locked memory, which
-/// goes to the device at twice the speed or more.
+/// A block for a feed, with any contents: to be filled through forebay_block_data_mut, which waits for a device that still reads
+/// what the block held last, and pushed there. Where many are pushed this is the way: it takes the feed's own memory again and
+/// again, which is page-locked where the runtime has a GPU.
 ///
 /// # Safety
 /// As the rules say.

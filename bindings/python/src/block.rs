@@ -25,7 +25,7 @@ pub fn block_of(template: Template, data: &Bound<'_, PyAny>) -> PyResult<Datablo
 }
 
 /// A block for this feed with the bytes of `data`, which may be a block already. It is of the feed's own memory, which is taken
-/// again and again, and page-locked where a GPU gets it.
+/// again and again, and page-locked where the runtime has a GPU.
 pub fn block_for(
     run: &forebay::Running,
     feed: Feed,
@@ -37,7 +37,7 @@ pub fn block_for(
     }
     let mut block = run.acquire(feed).map_err(raise)?;
     if !block.is_free() {
-        // A device still reads what it held last: that would be waited for here, and can be interrupted where there is no room.
+        // A device still reads what it held last. Who waits for that could not be interrupted; a push that waits for room can.
         return block_of(template, data);
     }
     with_bytes(data, &template, |bytes| block.assign_bytes(bytes))?.map_err(raise)?;

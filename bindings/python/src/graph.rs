@@ -31,19 +31,23 @@ enum Handed {
     Before(usize),
 }
 
+fn given_away() -> PyErr {
+    PyRuntimeError::new_err("the task was given away, to a graph or a runtime: make another one")
+}
+
+fn was_started() -> PyErr {
+    PyRuntimeError::new_err("the graph was started, which can be done once: make it anew")
+}
+
 impl Task {
     pub fn take(&mut self) -> PyResult<forebay::Task> {
         let inner = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner);
-        inner.take().ok_or_else(|| {
-            PyRuntimeError::new_err("the task was given away, to a graph or a runtime: make another one")
-        })
+        inner.take().ok_or_else(given_away)
     }
 
     fn get(&mut self) -> PyResult<&mut forebay::Task> {
         let inner = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner);
-        inner.as_mut().ok_or_else(|| {
-            PyRuntimeError::new_err("the task was given away, to a graph or a runtime: make another one")
-        })
+        inner.as_mut().ok_or_else(given_away)
     }
 
     fn change(&mut self, f: impl FnOnce(forebay::Task) -> forebay::Task) -> PyResult<()> {
@@ -214,16 +218,12 @@ pub struct Graph {
 impl Graph {
     fn graph(&mut self) -> PyResult<&mut forebay::Graph> {
         let inner = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner);
-        inner
-            .as_mut()
-            .ok_or_else(|| PyRuntimeError::new_err("the graph was started, which can be done once: make it anew"))
+        inner.as_mut().ok_or_else(was_started)
     }
 
     pub fn take(&mut self) -> PyResult<forebay::Graph> {
         let inner = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner);
-        inner
-            .take()
-            .ok_or_else(|| PyRuntimeError::new_err("the graph was started, which can be done once: make it anew"))
+        inner.take().ok_or_else(was_started)
     }
 
     fn end<'a>(&mut self, name: &'a str) -> PyResult<(TaskId, &'a str)> {

@@ -88,3 +88,35 @@ print(bytes(back), m.address > 0)
     assert_eq!(text(&o), "b'abc' True\n");
     std::fs::remove_dir_all(dir).unwrap();
 }
+
+/// What is pushed goes into the feed's own memory. The stand-in takes away the file that names the call which found no memory; then any
+/// memory does.
+#[test]
+fn what_is_pushed_is_page_locked_where_there_is_a_gpu() {
+    const PROGRAM: &str = "
+import forebay, os, sys
+from array import array
+t = forebay.Task('t', inputs={'x': 'u32[1000]'}, outputs={'y': 'u32[1000]'})
+t.kernel('KERNEL void more(GLOBAL const uint *x, GLOBAL uint *y) { uint i = gid_x(); if (i < 1000) y[i] = x[i] + 1u; }', 'more')
+g = forebay.Graph('g')
+g.add(t); g.feed('t.x'); g.drain('t.y')
+with forebay.Runtime('cuda').start(g) as run:
+    with open(sys.argv[1], 'w') as f:
+        f.write('cuMemHostAlloc')
+    run.push(array('I', range(1000)))
+    print(os.path.exists(sys.argv[1]))
+    assert memoryview(run.pull())[999] == 1000
+    for n in range(50):
+        run.push(array('I', [n] * 1000))
+        run.push(array('I', [n + 7] * 1000))
+        assert [memoryview(run.pull())[999] for _ in range(2)] == [n + 1, n + 8], n
+    print('done')
+";
+    let (Some(dir), Some(driver)) = (module("pinned"), stand_in::build()) else { return };
+    let file = dir.join("call");
+    let mut c = command(&dir, &["-c", PROGRAM, &file.display().to_string()]);
+    c.env("STAND_IN_NO_MEMORY_FOR", &file).env("STAND_IN_DELAYS", "1");
+    let o = stand_in::output_under(driver, c);
+    assert_eq!(text(&o), "False\ndone\n");
+    std::fs::remove_dir_all(dir).unwrap();
+}

@@ -6,7 +6,8 @@ use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 use forebay::graph::{Drawing, Library, load};
-use forebay::{Datablock, Drain, Elem, Error, Feed, Graph, Mode, Running, Snapshot, TaskStats, Template};
+use forebay::{Datablock, Drain, Elem, Error, Feed, Graph, Mode, Running, Runtime, Snapshot, TaskStats, Template};
+use serde_json::{Value, json};
 
 /// After so long without anything from a drain it is looked whether anything goes on.
 const SILENCE: Duration = Duration::from_secs(1);
@@ -167,7 +168,8 @@ fn pull_all(
             return Err(e);
         }
         if all_pushed() {
-            if got.iter().all(|g| g.0 >= blocks) {
+            // (Without drains nothing but silence says that all is done.)
+            if !got.is_empty() && got.iter().all(|g| g.0 >= blocks) {
                 return Ok(got);
             }
             // Drains whose predicates let less pass give less. Who is at a task ends it when the graph is stopped; if nothing has
@@ -213,65 +215,79 @@ fn execute(g: Graph, on: &On, blocks: u64, contents: &[String], print: Option<bo
     })?;
     // A device may still be at the last ones.
     pulled.iter().filter_map(|(_, last)| last.as_ref()).try_for_each(Datablock::wait).map_err(text)?;
+    let seconds = begun.elapsed().as_secs_f64();
     let snapshot = run.snapshot();
-    if let Some(as_json) = print {
-        let seconds = begun.elapsed().as_secs_f64();
-        let devices = rt.devices();
-        let ran = |t: &TaskStats| -> Vec<(String, u64)> {
-            let on = devices.iter().zip(&t.by_device).filter(|(_, n)| **n > 0);
-            on.map(|((name, _), n)| (name.clone(), *n)).collect()
-        };
-        let came = drains.iter().map(|(name, _)| name).zip(&pulled);
-        if as_json {
-            let drains = came.map(|(name, (n, last))| {
-                let last = last.as_ref().map(|b| serde_json::json!({ "elements": b.records(), "first": head(b) }));
-                serde_json::json!({ "name": name, "datablocks": n, "last": last })
-            });
-            let tasks = snapshot.tasks.iter().map(|t| {
-                let on: serde_json::Map<_, _> = ran(t).into_iter().map(|(d, n)| (d, n.into())).collect();
-                serde_json::json!({ "name": t.name, "invocations": t.invocations, "on": on, "region": t.region })
-            });
-            let (drains, tasks): (Vec<_>, Vec<_>) = (drains.collect(), tasks.collect());
-            let all = serde_json::json!({ "datablocks": blocks, "seconds": seconds, "drains": drains, "tasks": tasks });
+    let came = drains.into_iter().map(|(name, _)| name).zip(pulled).collect();
+    match print {
+        Some(false) => say(blocks, seconds, came, &snapshot, &rt).map_err(text)?,
+        Some(true) => {
+            let all = as_json(blocks, seconds, came, &snapshot, &rt).map_err(text)?;
             crate::say(&serde_json::to_string_pretty(&all).map_err(|e| e.to_string())?);
-            return Ok(snapshot);
         }
-        crate::say(&format!("{blocks} datablocks into each feed, {seconds:.3} s"));
-        for (name, (n, last)) in came {
-            let shown = last.as_ref().map(summary).unwrap_or_default();
-            crate::say(&format!("{name}: {n} datablocks{shown}"));
-        }
-        for t in &snapshot.tasks {
-            let on: Vec<_> = ran(t).iter().map(|(device, n)| format!("{n} on {device}")).collect();
-            let on = if on.is_empty() { String::new() } else { format!(": {}", on.join(", ")) };
-            crate::say(&format!("task {}: {} invocations{on}", t.name, t.invocations));
-        }
+        None => {}
     }
     Ok(snapshot)
 }
 
-/// The first elements of a block, as text; of records none.
-fn head(b: &Datablock) -> Vec<String> {
-    fn of<T: std::fmt::Debug>(v: &[T]) -> Vec<String> {
-        v.iter().take(8).map(|v| format!("{v:?}")).collect()
-    }
-    let values = match b.template().elem {
-        Elem::U8 => b.as_slice::<u8>().map(of),
-        Elem::I8 => b.as_slice::<i8>().map(of),
-        Elem::U16 => b.as_slice::<u16>().map(of),
-        Elem::I16 => b.as_slice::<i16>().map(of),
-        Elem::U32 => b.as_slice::<u32>().map(of),
-        Elem::I32 => b.as_slice::<i32>().map(of),
-        Elem::U64 => b.as_slice::<u64>().map(of),
-        Elem::I64 => b.as_slice::<i64>().map(of),
-        Elem::F16 => b.as_slice::<forebay::f16>().map(of),
-        Elem::F32 => b.as_slice::<f32>().map(of),
-        Elem::F64 => b.as_slice::<f64>().map(of),
-        Elem::Record(_) => Ok(Vec::new()),
-    };
-    values.unwrap_or_default()
+/// What came from each drain: how many, and the last one.
+type Came = Vec<(String, (u64, Option<Datablock>))>;
+
+/// How often a task was done on which device.
+fn on_which(t: &TaskStats, rt: &Runtime) -> Vec<(String, u64)> {
+    let all = rt.devices().into_iter().zip(&t.by_device);
+    all.filter(|(_, n)| **n > 0).map(|((name, _), n)| (name, *n)).collect()
 }
 
-fn summary(b: &Datablock) -> String {
-    format!(", the last of {} elements: [{}]", b.records(), head(b).join(", "))
+fn say(blocks: u64, seconds: f64, came: Came, s: &Snapshot, rt: &Runtime) -> Result<(), Error> {
+    crate::say(&format!("{blocks} datablocks into each feed, {seconds:.3} s"));
+    for (name, (n, last)) in came {
+        let shown = last.map(|b| -> Result<_, Error> {
+            let first: Vec<String> = head(&b)?.into_iter().map(|(text, _)| text).collect();
+            Ok(format!(", the last of {} elements: [{}]", b.records(), first.join(", ")))
+        });
+        crate::say(&format!("{name}: {n} datablocks{}", shown.transpose()?.unwrap_or_default()));
+    }
+    for t in &s.tasks {
+        let on: Vec<_> = on_which(t, rt).iter().map(|(device, n)| format!("{n} on {device}")).collect();
+        let on = if on.is_empty() { String::new() } else { format!(": {}", on.join(", ")) };
+        crate::say(&format!("task {}: {} invocations{on}", t.name, t.invocations));
+    }
+    Ok(())
+}
+
+fn as_json(blocks: u64, seconds: f64, came: Came, s: &Snapshot, rt: &Runtime) -> Result<Value, Error> {
+    let drains = came.into_iter().map(|(name, (n, last))| {
+        let last = last.map(|b| -> Result<_, Error> {
+            let first: Vec<Value> = head(&b)?.into_iter().map(|(_, value)| value).collect();
+            Ok(json!({ "elements": b.records(), "first": first }))
+        });
+        Ok(json!({ "name": name, "datablocks": n, "last": last.transpose()? }))
+    });
+    let tasks = s.tasks.iter().map(|t| {
+        let on: serde_json::Map<_, _> = on_which(t, rt).into_iter().map(|(d, n)| (d, n.into())).collect();
+        json!({ "name": t.name, "invocations": t.invocations, "on": on, "region": t.region })
+    });
+    let (drains, tasks) = (drains.collect::<Result<Vec<_>, Error>>()?, tasks.collect::<Vec<_>>());
+    Ok(json!({ "datablocks": blocks, "seconds": seconds, "drains": drains, "tasks": tasks }))
+}
+
+/// The first elements of a block, as text and as JSON (which has no NaN and no infinity); of records none.
+fn head(b: &Datablock) -> Result<Vec<(String, Value)>, Error> {
+    fn of<T: Copy + std::fmt::Debug + Into<V>, V: Into<Value>>(v: &[T]) -> Vec<(String, Value)> {
+        v.iter().take(8).map(|v| (format!("{v:?}"), (*v).into().into())).collect()
+    }
+    match b.template().elem {
+        Elem::U8 => b.as_slice::<u8>().map(of::<_, u8>),
+        Elem::I8 => b.as_slice::<i8>().map(of::<_, i8>),
+        Elem::U16 => b.as_slice::<u16>().map(of::<_, u16>),
+        Elem::I16 => b.as_slice::<i16>().map(of::<_, i16>),
+        Elem::U32 => b.as_slice::<u32>().map(of::<_, u32>),
+        Elem::I32 => b.as_slice::<i32>().map(of::<_, i32>),
+        Elem::U64 => b.as_slice::<u64>().map(of::<_, u64>),
+        Elem::I64 => b.as_slice::<i64>().map(of::<_, i64>),
+        Elem::F16 => b.as_slice::<forebay::f16>().map(of::<_, f32>),
+        Elem::F32 => b.as_slice::<f32>().map(of::<_, f32>),
+        Elem::F64 => b.as_slice::<f64>().map(of::<_, f64>),
+        Elem::Record(_) => Ok(Vec::new()),
+    }
 }

@@ -116,6 +116,23 @@ fn graph_files_are_checked_run_and_drawn() {
         "{}",
         stdout(&o)
     );
+    let o = forebay(&["graph", "run", &file, "--device", "cpu", "--mode", "fifo", "--json", &feeds[0], &feeds[1]]);
+    let v: serde_json::Value = serde_json::from_str(&stdout(&o)).unwrap();
+    assert_eq!((&v["drains"][0]["datablocks"], &v["drains"][0]["last"]["first"][0]), (&1.into(), &21.0.into()), "{v}");
+    assert_eq!(v["tasks"].as_array().unwrap().len(), 3, "{v}");
+    let o = forebay(&["graph", "run", &file, "--mode", "last"]);
+    assert!(String::from_utf8_lossy(&o.stderr).contains("data-aware") && !o.status.success());
+    // Nothing comes of it that could be counted.
+    let none = scratch("none.toml");
+    let text = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(
+        &none,
+        text.replace("from = \"multiply.product\"", "from = \"multiply.product\"\nwhen = \"only end-stream\""),
+    )
+    .unwrap();
+    let o = forebay(&["graph", "run", &none.display().to_string(), "--blocks", "3"]);
+    let said = stdout(&o);
+    assert!(said.contains("multiply.product: 0 datablocks") && said.contains("task multiply: 3 invocations"), "{said}");
     // More than there is room for, so that what is pushed elsewhere would wait for it.
     std::fs::write(&b, &raw(4.0)[..31]).unwrap();
     let o = forebay(&["graph", "run", &file, "--blocks", "30", &feeds[0], &feeds[1]]);
@@ -133,7 +150,7 @@ fn graph_files_are_checked_run_and_drawn() {
     let o = forebay(&["graph", "check", &typo.display().to_string()]);
     let e = String::from_utf8_lossy(&o.stderr).into_owned();
     assert!(!o.status.success() && e.contains(":31:1:") && e.contains("\"summ\""), "{e}");
-    for f in [a, b, svg, dot, typo] {
+    for f in [a, b, svg, dot, typo, none] {
         std::fs::remove_file(f).unwrap();
     }
 }

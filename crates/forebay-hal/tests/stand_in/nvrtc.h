@@ -94,7 +94,7 @@ API int nvrtcCompileProgram(void* handle, int, const char* const*) {
             ", out); }\n";
   }
   std::ofstream(base + "/kernel.cpp") << text;
-  std::string command = "g++ -std=c++17 -O2 -w -pthread -ffp-contract=off -fvisibility=hidden -fpermissive -shared -fPIC -Wl,-Bsymbolic -o " + base +
+  std::string command = "g++ -std=c++17 -O2 -fno-strict-aliasing -w -pthread -ffp-contract=off -fvisibility=hidden -fpermissive -shared -fPIC -Wl,-Bsymbolic -o " + base +
                         "/kernel.so " + base + "/kernel.cpp 2> " + base + "/log";
   int status = system(command.c_str());
   // g++ says kernel.cu:3:10: error: ...; NVRTC says kernel.cu(3): error: ...

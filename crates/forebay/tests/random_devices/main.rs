@@ -3,6 +3,7 @@
 //!
 //! `arrays`: data of one size that devices hand to each other, every item alike. `ports`: every kind of port and mark, so that
 //! items differ in length, in what marks and metadata they carry, and in where they end. `calls`: tasks that are called like functions.
+//! `between`: blocks that go from graph to graph, and from runtime to runtime.
 
 #[path = "../../../forebay-hal/tests/stand_in/mod.rs"]
 mod stand_in;
