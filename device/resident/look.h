@@ -18,9 +18,10 @@ static_assert(FB_POST_PLACE(FB_POST_WORDS - 1) < FB_STOP_AT, "a post has room in
 #endif
 #define FB_PARTS_FOR(places) (((places) + FB_WARP - 1) / FB_WARP)
 #define FB_PARTS FB_PARTS_FOR(FB_PLACES)
-// How many of these have something to see, where that makes a difference: only who waits sees a post.
+// How many of these have something to see. On a GPU there is one, and it has; elsewhere only who waits sees the post's.
 #ifdef FB_GPU
 #define FB_PARTS_OF(l) FB_PARTS
+static_assert(FB_PARTS == 1, "a look is one load");
 #else
 #define FB_PARTS_OF(l) ((l)->parts)
 #endif
@@ -37,7 +38,9 @@ static_assert(!FB_SEES_WHOLE || (FB_SEES_URGENT >= FB_WORDS && FB_SEES >= FB_WOR
 struct Look {
   const u64 *at[FB_PARTS];
   u64 word[FB_PARTS];
+#ifndef FB_GPU
   u32 parts;
+#endif
   u32 whole;
   // What this lane's word has above these bits once there is something to take in a ring that is kept.
   u32 expected, bits;
@@ -81,7 +84,9 @@ FB_DEVICE const u64 *fb_place(Grid *g, const Own *o, u32 i) {
 FB_DEVICE void fb_aim(Grid *g, const Own *o, Look *l) {
   l->whole = 0;
   l->of_post = 0;
+#ifndef FB_GPU
   l->parts = FB_PARTS_FOR(FB_HEADS_AT + 2);
+#endif
   for (u32 part = 0; part < FB_PARTS_OF(l); part++) {
     const u32 i = part * FB_WARP + fb_in_crew();
     l->at[part] = i < FB_PLACES ? fb_place(g, o, i) : 0;
@@ -115,11 +120,13 @@ FB_DEVICE void fb_aim_waiting(Grid *g, const Own *o, Look *l) {
     if (i >= FB_STOP_AT) continue;
     l->at[part] = fb_place_waiting(g, o, l->whole, ring, i - fb_first_place(ring));
   }
+#ifndef FB_GPU
   // Nothing was seen there yet: what comes before the first look there is news, too (fb_same).
   for (; l->parts < FB_PARTS && o->open; l->parts++) {
     l->at[l->parts] = 0;
     l->word[l->parts] = 0;
   }
+#endif
   for (u32 part = 0; part < FB_PARTS_OF(l) && o->open; part++) {
     const u32 k = fb_post_word(part * FB_WARP + fb_in_crew());
     if (k >= FB_POST_WORDS) continue;
