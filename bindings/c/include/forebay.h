@@ -123,6 +123,30 @@ typedef struct {
   int32_t urgent;
 } forebay_grid_call;
 
+// What is told of a device: its name and its kind, which hold until the function returns.
+typedef void (*forebay_device_teller)(void *user, const char *name, const char *kind);
+
+// Numbers of one task; all of it holds until the function that is told of them returns.
+typedef struct {
+  // Its name.
+  const char *name;
+  // "waiting", "queued", "executing" or "completed".
+  const char *state;
+  // How often it was done so far.
+  uint64_t invocations;
+  // What it takes lately, nanoseconds; 0 for tasks that need no scheduling.
+  uint64_t run_ns;
+  // How long it waits for a device lately, nanoseconds.
+  uint64_t wait_ns;
+  // How often it was done on each device, in the order of [`forebay_runtime_list`].
+  const uint64_t *by_device;
+  // How many devices there are.
+  size_t devices;
+} forebay_task_numbers;
+
+// What is told of a task.
+typedef void (*forebay_task_teller)(void *user, const forebay_task_numbers *task);
+
 // A function that does a task's work on the CPU: 0 for success. It may be called on any thread, never twice at once.
 typedef int32_t (*forebay_function)(forebay_invocation *invocation, void *user);
 
@@ -375,8 +399,8 @@ int32_t forebay_grid_drain_within(forebay_grid *grid,
 int32_t forebay_grid_stop(forebay_grid *grid,
                           uint32_t wait_ms);
 
-// Makes a runtime with the CPU and devices of this kind: "cpu" (none besides), "opencl", "cuda", or NULL for the accelerators
-// that there are. `mode` is "first-available", "fifo", "priority", "data-aware" or "adaptive", or NULL for data-aware.
+// Makes a runtime with the CPU and devices of this kind: "cpu" (none besides), "opencl", "cuda", one of several ("cuda:1"), or NULL
+// for the accelerators that there are. `mode` is "first-available", "fifo", "priority", "data-aware" or "adaptive", or NULL for data-aware.
 int32_t forebay_runtime_new(const char *device,
                             const char *mode,
                             forebay_runtime **runtime);
@@ -421,6 +445,18 @@ int32_t forebay_reset(const forebay_running *running);
 
 // FOREBAY_OK while nothing has failed; otherwise why the graph stopped.
 int32_t forebay_running_error(const forebay_running *running);
+
+// Calls `hears` for each device of a runtime, the CPU included, before it returns.
+int32_t forebay_runtime_list(const forebay_runtime *runtime, forebay_device_teller hears, void *user);
+
+// Calls `hears` for each task of a running graph, in the order of their addition, before it returns: where it was done, how often
+// and how fast.
+int32_t forebay_running_tasks(const forebay_running *running,
+                              forebay_task_teller hears,
+                              void *user);
+
+// The same of a task that is called like a function, for each of its lanes.
+int32_t forebay_accelerated_tasks(const forebay_accelerated *task, forebay_task_teller hears, void *user);
 
 // Makes a task of this name.
 int32_t forebay_task_new(const char *name, forebay_task **task);
@@ -494,8 +530,8 @@ int32_t forebay_invocation_finish(forebay_invocation *invocation);
 // Says why the function fails; it then returns anything.
 int32_t forebay_invocation_fail(forebay_invocation *invocation, const char *why);
 
-// Opens the engine of a device: the first one of a kind ("cuda", "opencl", "cpu"), or with NULL the first one that there is, in
-// this order. The first time on a machine it measures all ways of moving data, for two seconds at most.
+// Opens the engine of a device: the first one of a kind ("cuda", "opencl", "cpu"), one of several ("cuda:1"), or with NULL the
+// first one that there is, in this order. The first time on a machine it measures all ways of moving data, for two seconds at most.
 int32_t forebay_engine_new(const char *device,
                            forebay_engine **engine);
 
@@ -608,6 +644,16 @@ int32_t forebay_copy(forebay_stream *stream,
                      const forebay_memory *to,
                      size_t to_at,
                      size_t bytes);
+
+// Copies to another device, whose stream `other` is: directly, if that one reaches this one's memory, else by way of the host, piece by
+// piece. Real-time streams' budgets do not count it.
+int32_t forebay_relay(forebay_stream *stream,
+                      const forebay_memory *from,
+                      size_t from_at,
+                      forebay_stream *other,
+                      const forebay_memory *to,
+                      size_t to_at,
+                      size_t bytes);
 
 // Sends bytes without proof of arrival, where the processor stores them itself: they arrive soon, and before whatever this
 // stream posts to that memory afterwards. A doorbell for a kernel of your own, that is. Nothing that was started may use that

@@ -80,14 +80,23 @@ unsafe fn blocks(inputs: *const *const forebay_block, n: usize) -> Result<Vec<Da
     blocks.iter().map(|b| Ok(unsafe { shared(*b, "an input") }?.0.clone())).collect()
 }
 
+/// Whether there is room for so many outputs; for none nothing is needed.
+fn room(made: usize, outputs: *mut *mut forebay_block, n: usize) -> Result<(), Failure> {
+    if made != n || (outputs.is_null() && n > 0) {
+        return Err(invalid(&format!(
+            "there are {made} outputs and room for {}",
+            if outputs.is_null() { 0 } else { n }
+        )));
+    }
+    Ok(())
+}
+
 /// Gives a call's outputs to C: all of them, or none.
 ///
 /// # Safety
 /// `outputs` is NULL or has `n` places.
 unsafe fn hand_out(made: Vec<Datablock>, outputs: *mut *mut forebay_block, n: usize) -> Result<(), Failure> {
-    if made.len() != n || outputs.is_null() {
-        return Err(invalid(&format!("there are {} outputs and room for {n}", made.len())));
-    }
+    room(made.len(), outputs, n)?;
     for (i, b) in made.into_iter().enumerate() {
         // SAFETY: the caller's promise.
         unsafe { give(outputs.add(i), forebay_block(b)) }?;
@@ -110,8 +119,10 @@ pub unsafe extern "C" fn forebay_call(
 ) -> i32 {
     // SAFETY: C's promises.
     status(|| unsafe {
-        let blocks = blocks(inputs, n_inputs)?;
-        hand_out(shared(task, "the task")?.0.call(&blocks)?, outputs, n_outputs)
+        let (blocks, task) = (blocks(inputs, n_inputs)?, &shared(task, "the task")?.0);
+        // Before anything is done that nobody would get.
+        room(task.outputs(), outputs, n_outputs)?;
+        hand_out(task.call(&blocks)?, outputs, n_outputs)
     })
 }
 
@@ -128,6 +139,10 @@ pub unsafe extern "C" fn forebay_spawn(
 ) -> i32 {
     // SAFETY: C's promises.
     status(|| unsafe {
+        if call.is_null() {
+            // Before anything is begun that nobody would get.
+            return Err(invalid("the place for the call is NULL"));
+        }
         let blocks = blocks(inputs, n_inputs)?;
         give(call, forebay_pending(shared(task, "the task")?.0.spawn(&blocks)?))
     })

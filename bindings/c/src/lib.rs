@@ -21,6 +21,7 @@ mod goal;
 mod graph;
 mod grid;
 mod run;
+mod stats;
 mod task;
 mod transfer;
 

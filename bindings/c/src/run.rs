@@ -3,7 +3,7 @@
 use std::ffi::c_char;
 use std::time::Duration;
 
-use forebay::{Drain, Feed, Kind, Mode, Running, Runtime};
+use forebay::{Drain, Feed, Mode, Running, Runtime, Wanted};
 
 use crate::block::forebay_block;
 use crate::graph::forebay_graph;
@@ -17,13 +17,25 @@ pub struct forebay_runtime(pub(crate) Runtime);
 
 /// A graph that runs.
 pub struct forebay_running {
-    running: Running,
+    pub(crate) running: Running,
     feeds: Vec<Feed>,
     drains: Vec<Drain>,
 }
 
-/// Makes a runtime with the CPU and devices of this kind: "cpu" (none besides), "opencl", "cuda", or NULL for the accelerators
-/// that there are. `mode` is "first-available", "fifo", "priority", "data-aware" or "adaptive", or NULL for data-aware.
+/// The device that is meant; none with NULL.
+///
+/// # Safety
+/// As [`text`].
+pub(crate) unsafe fn wanted(device: *const c_char) -> Result<Option<Wanted>, Failure> {
+    if device.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: the caller's promise.
+    Ok(Some(unsafe { text(device, "the device")? }.parse().map_err(|why: String| invalid(&why))?))
+}
+
+/// Makes a runtime with the CPU and devices of this kind: "cpu" (none besides), "opencl", "cuda", one of several ("cuda:1"), or NULL
+/// for the accelerators that there are. `mode` is "first-available", "fifo", "priority", "data-aware" or "adaptive", or NULL for data-aware.
 ///
 /// # Safety
 /// As the rules say.
@@ -36,8 +48,8 @@ pub unsafe extern "C" fn forebay_runtime_new(
     // SAFETY: C's promises.
     status(|| unsafe {
         let mut b = Runtime::builder();
-        if !device.is_null() {
-            b = b.only(text(device, "the device")?.parse::<Kind>().map_err(|why| invalid(&why))?)?;
+        if let Some(w) = wanted(device)? {
+            b = b.only(w)?;
         }
         if !mode.is_null() {
             b = b.mode(text(mode, "the mode")?.parse::<Mode>().map_err(|why| invalid(&why))?);

@@ -4,11 +4,11 @@ use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay::Kind;
-use forebay::hal::{Buffer, discover};
+use forebay::hal::Buffer;
 use forebay::transfer::{Bound, Budget, Direction, Engine, Host, InFlight, Pinned, Range, Scheduling};
 
-use crate::{FOREBAY_FAILED, Failure, free, give, invalid, known, put, shared, status, take, text};
+use crate::run::wanted;
+use crate::{FOREBAY_FAILED, Failure, free, give, invalid, known, put, shared, status, take};
 
 /// What knows how data gets to one device fastest. Any thread's.
 pub struct forebay_engine(Arc<Engine>);
@@ -62,18 +62,8 @@ pub struct forebay_protection {
     pub overruns: u64,
 }
 
-/// # Safety
-/// NULL, or text.
-unsafe fn kinds(device: *const c_char) -> Result<Vec<Kind>, Failure> {
-    if device.is_null() {
-        return Ok(vec![Kind::Cuda, Kind::OpenCl, Kind::Cpu]);
-    }
-    // SAFETY: the caller's promise.
-    Ok(vec![unsafe { text(device, "the device")? }.parse().map_err(|why: String| invalid(&why))?])
-}
-
-/// Opens the engine of a device: the first one of a kind ("cuda", "opencl", "cpu"), or with NULL the first one that there is, in
-/// this order. The first time on a machine it measures all ways of moving data, for two seconds at most.
+/// Opens the engine of a device: the first one of a kind ("cuda", "opencl", "cpu"), one of several ("cuda:1"), or with NULL the
+/// first one that there is, in this order. The first time on a machine it measures all ways of moving data, for two seconds at most.
 ///
 /// # Safety
 /// As the rules say.
@@ -84,12 +74,7 @@ pub unsafe extern "C" fn forebay_engine_new(device: *const c_char, engine: *mut 
         if engine.is_null() {
             return Err(invalid("the place for the engine is NULL"));
         }
-        let (mut found, missing) = discover(&kinds(device)?);
-        if found.is_empty() {
-            let why = missing.first().map_or_else(|| "there is no device".into(), |(_, e)| e.to_string());
-            return Err(Failure(FOREBAY_FAILED, why));
-        }
-        give(engine, forebay_engine(Engine::open(found.swap_remove(0))?))
+        give(engine, forebay_engine(Engine::of(wanted(device)?)?))
     })
 }
 
@@ -508,6 +493,32 @@ pub unsafe extern "C" fn forebay_copy(
         let stream = known(stream, "the stream")?;
         let (from, to) = (shared(from, "the memory")?, shared(to, "the memory")?);
         Ok(stream.0.stream()?.copy(&from.0, from_at, &to.0, to_at, bytes)?)
+    })
+}
+
+/// Copies to another device, whose stream `other` is: directly, if that one reaches this one's memory, else by way of the host, piece by
+/// piece. Real-time streams' budgets do not count it.
+///
+/// # Safety
+/// As the rules say, for both streams.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn forebay_relay(
+    stream: *mut forebay_stream,
+    from: *const forebay_memory,
+    from_at: usize,
+    other: *mut forebay_stream,
+    to: *const forebay_memory,
+    to_at: usize,
+    bytes: usize,
+) -> i32 {
+    // SAFETY: C's promises; two streams.
+    status(|| unsafe {
+        if std::ptr::eq(stream, other) {
+            return Err(invalid("both streams are the same; forebay_copy copies within a device"));
+        }
+        let (stream, other) = (known(stream, "the stream")?, known(other, "the other stream")?);
+        let (from, to) = (shared(from, "the memory")?, shared(to, "the other memory")?);
+        Ok(stream.0.stream()?.relay(&from.0, from_at, other.0.stream()?, &to.0, to_at, bytes)?)
     })
 }
 

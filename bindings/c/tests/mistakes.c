@@ -208,6 +208,15 @@ static forebay_running *start(forebay_runtime *rt, forebay_task *t, const char *
   return run;
 }
 
+// What is told of devices and tasks.
+static void lists(void *user, const char *name, const char *kind) {
+  if (strlen(name) && !strcmp(kind, "cpu")) ++*(int *)user;
+}
+static void adds(void *user, const forebay_task_numbers *t) {
+  if (t->devices != 1 || t->by_device[0] != t->invocations || !strlen(t->state)) exit(60);
+  if (!strcmp(t->name, "f") || !strcmp(t->name, "bad")) *(uint64_t *)user += t->invocations;
+}
+
 static void *elsewhere(void *runtime) {
   // Another thread has reasons of its own.
   if (strlen(forebay_error())) return (void *)1;
@@ -242,6 +251,8 @@ static void transfers(void) {
   forebay_protection has;
   char bytes[64] = "";
   EXPECT(FOREBAY_INVALID, forebay_engine_new("toaster", &e), "toaster");
+  EXPECT(FOREBAY_INVALID, forebay_engine_new("cpu:x", &e), "no number");
+  EXPECT(FOREBAY_FAILED, forebay_engine_new("cpu:1", &e), "only cpu:0 ");
   EXPECT(FOREBAY_INVALID, forebay_engine_new("cpu", NULL), "NULL");
   GOOD(forebay_engine_new("cpu", &e));
   EXPECT(FOREBAY_INVALID, forebay_memory_new(NULL, 64, &m), "engine is NULL");
@@ -287,6 +298,23 @@ static void transfers(void) {
   if (memcmp(bytes, "abc", 4) || memcmp(bytes + 60, "wxyz", 4)) exit(27);
   GOOD(forebay_read(s, m, 30, bytes, 4));
   if (memcmp(bytes, "wxyz", 5)) exit(28);
+
+  // To another device; here to the same one through another stream.
+  forebay_stream *far;
+  forebay_memory *there;
+  GOOD(forebay_stream_new(e, &far));
+  GOOD(forebay_memory_new(e, 64, &there));
+  GOOD(forebay_relay(s, m, 30, far, there, 50, 4));
+  memset(bytes, 0, 64);
+  GOOD(forebay_read(far, there, 50, bytes, 4));
+  if (memcmp(bytes, "wxyz", 5)) exit(29);
+  EXPECT(FOREBAY_INVALID, forebay_relay(s, m, 30, s, there, 50, 4), "both streams are the same");
+  EXPECT(FOREBAY_INVALID, forebay_relay(s, m, 30, NULL, there, 50, 4), "other stream is NULL");
+  EXPECT(FOREBAY_INVALID, forebay_relay(s, m, 30, far, NULL, 50, 4), "other memory is NULL");
+  EXPECT(FOREBAY_FAILED, forebay_relay(s, m, 62, far, there, 0, 4), "buffer of 64 B");
+  EXPECT(FOREBAY_FAILED, forebay_relay(s, m, 0, far, there, 62, 4), "buffer of 64 B");
+  forebay_memory_free(there);
+  forebay_stream_free(far);
 
   // What is taken is gone even if it fails; what another stream began is not this one's to finish.
   EXPECT(FOREBAY_FAILED, forebay_start_write(s, m, 1, p, &f), "of a buffer of 64 B");
@@ -450,6 +478,11 @@ int main(int argc, char **argv) {
   EXPECT(FOREBAY_FAILED, forebay_running_error(run), "\"bad\"");
   GOOD(forebay_reset(run));
   GOOD(forebay_running_error(run));
+  uint64_t done = 0;
+  GOOD(forebay_running_tasks(run, adds, &done));
+  if (done > 1) exit(61);  // It failed.
+  EXPECT(FOREBAY_INVALID, forebay_running_tasks(run, NULL, NULL), "function is NULL");
+  EXPECT(FOREBAY_INVALID, forebay_running_tasks(NULL, adds, &done), "NULL");
   forebay_running_free(run);
   run = start(rt, task("bad", returns, NULL), "bad");
   GOOD(forebay_block_new("u32<=4", x, sizeof x, &b));
@@ -477,6 +510,14 @@ int main(int argc, char **argv) {
     if (n != 12 || ((const uint32_t *)data)[0] != 2) return 6;
     forebay_block_free(out[0]);
   }
+  // What was asked for wrongly was not done.
+  int listed = 0;
+  done = 0;
+  GOOD(forebay_runtime_list(rt, lists, &listed));
+  GOOD(forebay_accelerated_tasks(f, adds, &done));
+  if (listed != 1 || done != 10) exit(62);
+  EXPECT(FOREBAY_INVALID, forebay_runtime_list(rt, NULL, NULL), "function is NULL");
+  EXPECT(FOREBAY_INVALID, forebay_accelerated_tasks(NULL, adds, &done), "NULL");
   // The same without waiting, in any order, and one that nobody wants.
   forebay_pending *first, *second, *third;
   EXPECT(FOREBAY_INVALID, forebay_spawn(f, in, 1, NULL), "NULL");

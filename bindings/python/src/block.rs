@@ -11,7 +11,7 @@ use crate::view::with_bytes;
 use crate::{raise, word};
 
 /// A unit of data. Anything that takes a buffer can read it: memoryview(block), numpy.asarray(block).
-#[pyclass(frozen)]
+#[pyclass(frozen, module = "forebay")]
 pub struct Block {
     pub inner: Datablock,
 }

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 /// A goal that is being pursued; also a context manager, which gives it up at the end.
-#[pyclass(frozen)]
+#[pyclass(frozen, module = "forebay")]
 pub struct Pursuit {
     inner: Mutex<Option<Inner>>,
 }

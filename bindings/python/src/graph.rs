@@ -14,7 +14,7 @@ use crate::block::{Block, copy_out};
 use crate::{raise, word};
 
 /// A unit of work with named ports, and functions and kernels that do it.
-#[pyclass]
+#[pyclass(module = "forebay")]
 pub struct Task {
     /// None once a graph has it. Under a lock, since a task's functions belong to one thread at a time.
     inner: Mutex<Option<forebay::Task>>,
@@ -207,7 +207,7 @@ impl Task {
 }
 
 /// Tasks and the channels between them.
-#[pyclass]
+#[pyclass(module = "forebay")]
 pub struct Graph {
     /// None once it was started.
     inner: Mutex<Option<forebay::Graph>>,
@@ -240,8 +240,9 @@ impl Graph {
 
     /// Adds a task, which is the graph's then.
     fn add(&mut self, task: &mut Task) -> PyResult<()> {
-        let t = task.take()?;
-        self.graph()?.add(t).map(drop).map_err(raise)
+        // A graph that cannot have it leaves it.
+        let graph = self.graph()?;
+        graph.add(task.take()?).map(drop).map_err(raise)
     }
 
     /// Connects an output with an input: connect("blur.y", "edges.x"). Blocks pass that `when` lets pass, "unless end-iteration".
@@ -267,6 +268,16 @@ impl Graph {
         let drain = self.graph()?.drain_with(from, capacity, word::<Predicate>(when)?).map_err(raise)?;
         self.drains.push((output.into(), drain));
         Ok(output.into())
+    }
+
+    /// The graph as a picture, the text of an SVG file.
+    fn svg(&mut self) -> PyResult<String> {
+        Ok(self.graph()?.drawing().svg(None))
+    }
+
+    /// The same where notebooks ask for it.
+    fn _repr_svg_(&mut self) -> PyResult<String> {
+        self.svg()
     }
 
     /// Checks the graph as its start would.

@@ -14,6 +14,7 @@ mod block;
 mod goal;
 mod graph;
 mod run;
+mod stats;
 mod transfer;
 mod view;
 

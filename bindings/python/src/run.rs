@@ -4,32 +4,33 @@ use std::cell::RefCell;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use forebay::{Datablock, Drain, Feed, Kind, Mode, Template};
+use forebay::graph::Drawing;
+use forebay::{Datablock, Drain, Feed, Mode, Template, Wanted};
 use pyo3::exceptions::{PyKeyError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyDict, PyTuple};
 
 use crate::block::{Block, block_for, block_of};
 use crate::goal::{self, Pursuit};
 use crate::graph::{Graph, Task};
-use crate::{Closed, raise, word};
+use crate::{Closed, raise, stats, word};
 
 /// The devices of this machine, and the workers.
-#[pyclass(frozen)]
+#[pyclass(frozen, module = "forebay")]
 pub struct Runtime {
     inner: forebay::Runtime,
 }
 
 #[pymethods]
 impl Runtime {
-    /// A runtime with the CPU and devices of a kind ("cpu": none besides, "opencl", "cuda"), or the accelerators that there
-    /// are; mode: "first-available", "fifo", "priority", "data-aware", "adaptive".
+    /// A runtime with the CPU and devices of a kind ("cpu": none besides, "opencl", "cuda") or one of several ("cuda:1"), or the
+    /// accelerators that there are; mode: "first-available", "fifo", "priority", "data-aware", "adaptive".
     #[new]
     #[pyo3(signature = (device = None, mode = None))]
     fn new(device: Option<&str>, mode: Option<&str>, py: Python<'_>) -> PyResult<Self> {
         let mut b = forebay::Runtime::builder();
         if let Some(d) = device {
-            b = b.only(word::<Kind>(d)?).map_err(raise)?;
+            b = b.only(word::<Wanted>(d)?).map_err(raise)?;
         }
         if let Some(m) = mode {
             b = b.mode(word::<Mode>(m)?);
@@ -49,8 +50,9 @@ impl Runtime {
         let g = graph.take()?;
         let with = |(name, f): (String, Feed)| Some((name, f, g.feed_template(f)?));
         let feeds = feeds.into_iter().filter_map(with).collect();
+        let drawing = g.drawing();
         let running = py.detach(|| self.inner.start(g)).map_err(raise)?;
-        Ok(Running { inner: Mutex::new(Some(Arc::new(running))), feeds, drains })
+        Ok(Running { inner: Mutex::new(Some(Arc::new(running))), feeds, drains, drawing })
     }
 
     /// A task that is called like a function, under "adaptive" each call on the device that is predicted to end it first. With
@@ -77,11 +79,12 @@ impl Runtime {
 }
 
 /// A graph that runs; also a context manager, which closes it at the end.
-#[pyclass(frozen)]
+#[pyclass(frozen, module = "forebay")]
 pub struct Running {
     inner: Mutex<Option<Arc<forebay::Running>>>,
     feeds: Vec<(String, Feed, Template)>,
     drains: Vec<(String, Drain)>,
+    drawing: Drawing,
 }
 
 /// Whoever waits looks once in so long whether a signal has come, Ctrl-C for example: its handler runs when Python is asked, in
@@ -184,6 +187,23 @@ impl Running {
         py.detach(|| run.reset()).map_err(raise)
     }
 
+    /// What was done where so far, a dictionary for each task: its `name` and `state`, how many `invocations`, how many of them
+    /// `by_device` (in the order of Runtime.devices()), what it takes and waits for lately (`run`, `wait`, seconds), the `region` that
+    /// it is fused into or None, and the devices that `refused` it, by number, with the reason.
+    fn tasks<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        stats::tasks(&self.get()?.snapshot().tasks, py)
+    }
+
+    /// The graph as a picture, the text of an SVG file, with how full its channels are now and how often its tasks ran.
+    fn svg(&self) -> PyResult<String> {
+        Ok(self.drawing.svg(Some(&self.get()?.snapshot())))
+    }
+
+    /// The same where notebooks ask for it.
+    fn _repr_svg_(&self) -> PyResult<String> {
+        self.svg()
+    }
+
     /// Ends the graph; whoever waits in push or pull gets Closed.
     fn close(&self, py: Python<'_>) {
         let run = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -213,7 +233,7 @@ impl Drop for Running {
 }
 
 /// A task that is called like a function.
-#[pyclass(frozen)]
+#[pyclass(frozen, module = "forebay")]
 pub struct Accelerated {
     inner: Mutex<Option<Arc<forebay::place::Accelerated>>>,
     inputs: Vec<Template>,
@@ -227,7 +247,7 @@ impl Accelerated {
 }
 
 /// A call whose outputs come later.
-#[pyclass(frozen)]
+#[pyclass(frozen, module = "forebay")]
 pub struct Pending {
     inner: Mutex<Option<forebay::place::Pending>>,
 }
@@ -280,6 +300,11 @@ impl Accelerated {
     #[pyo3(signature = (*inputs))]
     fn spawn(&self, inputs: &Bound<'_, PyTuple>, py: Python<'_>) -> PyResult<Pending> {
         Ok(Pending { inner: Mutex::new(Some(self.send(inputs, &mut Patience::of(None)?, py)?)) })
+    }
+
+    /// What was done where so far, as of Running, for each lane.
+    fn tasks<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        stats::tasks(&self.task()?.stats(), py)
     }
 
     /// Pursues a goal from now on: `throughput` of what `tracker` counts in a second, `latency` (seconds for a call, as it

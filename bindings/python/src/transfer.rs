@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use forebay::hal::{Buffer, discover};
+use forebay::hal::Buffer;
 use forebay::transfer::{self, Bound, Budget, Direction, Host, Range, Scheduling};
-use forebay::{Error, Kind};
-use pyo3::exceptions::{PyAttributeError, PyBufferError, PyRuntimeError, PyValueError};
+use forebay::{Error, Kind, Wanted};
+use pyo3::exceptions::{PyAttributeError, PyBufferError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
@@ -25,30 +25,21 @@ fn wrong(e: Error) -> PyErr {
 }
 
 /// Knows how data gets to one device fastest.
-#[pyclass(frozen)]
+#[pyclass(frozen, module = "forebay")]
 pub struct Engine {
     inner: Arc<transfer::Engine>,
 }
 
 #[pymethods]
 impl Engine {
-    /// The engine of the first device of a kind ("cuda", "opencl", "cpu"), or of the first one that there is, in this order.
+    /// The engine of the first device of a kind ("cuda", "opencl", "cpu"), of one of several ("cuda:1"), or of the first one that
+    /// there is, in this order.
     /// The first time on a machine it measures all ways of moving data, for two seconds at most.
     #[new]
     #[pyo3(signature = (device = None))]
     fn new(device: Option<&str>, py: Python<'_>) -> PyResult<Self> {
-        let kinds = match device {
-            Some(d) => vec![word::<Kind>(d)?],
-            None => vec![Kind::Cuda, Kind::OpenCl, Kind::Cpu],
-        };
-        py.detach(|| {
-            let (mut found, missing) = discover(&kinds);
-            if found.is_empty() {
-                let why = missing.first().map_or_else(|| "there is no device".into(), |(_, e)| e.to_string());
-                return Err(PyRuntimeError::new_err(why));
-            }
-            Ok(Engine { inner: transfer::Engine::open(found.swap_remove(0)).map_err(raise)? })
-        })
+        let wanted = device.map(word::<Wanted>).transpose()?;
+        Ok(Engine { inner: py.detach(|| transfer::Engine::of(wanted)).map_err(raise)? })
     }
 
     /// Its device's name.
@@ -102,7 +93,7 @@ impl Engine {
 }
 
 /// Memory of a device.
-#[pyclass(frozen)]
+#[pyclass(frozen, module = "forebay")]
 pub struct Memory {
     inner: Buffer,
     cuda: bool,
@@ -156,7 +147,7 @@ fn place(at: usize, bytes: usize, engine: usize) -> Host {
 }
 
 /// Host memory from which a device copies fastest.
-#[pyclass(frozen)]
+#[pyclass(frozen, module = "forebay")]
 pub struct Pinned {
     inner: Mutex<transfer::Pinned>,
     address: usize,
@@ -218,19 +209,27 @@ impl Pinned {
 }
 
 /// Transfers in order; also a context manager, which closes it at the end. A real-time one is only for the thread that made it.
-#[pyclass(frozen)]
+#[pyclass(frozen, module = "forebay")]
 pub struct Stream {
     inner: Mutex<Option<Bound>>,
     engine: usize,
 }
 
+fn closed() -> PyErr {
+    PyValueError::new_err("the stream is closed")
+}
+
 impl Stream {
     /// Does something with the stream. The interpreter's lock is not held meanwhile: whoever has the stream may want it.
     fn with<T: Send>(&self, py: Python<'_>, what: impl Send + FnOnce(&mut Bound) -> Result<T, Error>) -> PyResult<T> {
-        py.detach(|| match &mut *self.inner.lock().unwrap_or_else(PoisonError::into_inner) {
+        py.detach(|| match &mut *self.lock() {
             Some(stream) => what(stream).map_err(wrong),
-            None => Err(PyValueError::new_err("the stream is closed")),
+            None => Err(closed()),
         })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Bound>> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn transfer(
@@ -321,6 +320,42 @@ impl Stream {
         self.with(py, |s| s.stream()?.copy(&from_.inner, from_at, &to.inner, to_at, bytes))
     }
 
+    /// Copies to another device, whose stream `other` is: directly, if that one reaches this one's memory, else by way of the host.
+    #[allow(clippy::too_many_arguments, reason = "a place on either device")]
+    fn relay(
+        &self,
+        from_: &Memory,
+        from_at: usize,
+        other: &Stream,
+        to: &Memory,
+        to_at: usize,
+        bytes: usize,
+        py: Python<'_>,
+    ) -> PyResult<()> {
+        if std::ptr::eq(self, other) {
+            return Err(PyValueError::new_err("both streams are the same: copy() copies within a device"));
+        }
+        py.detach(|| {
+            // Two threads that copy to and fro take both locks in one order.
+            let (mut mine, mut others);
+            if std::ptr::from_ref(self) < std::ptr::from_ref(other) {
+                mine = self.lock();
+                others = other.lock();
+            } else {
+                others = other.lock();
+                mine = self.lock();
+            }
+            match (&mut *mine, &mut *others) {
+                (Some(a), Some(b)) => {
+                    let copied =
+                        a.stream().and_then(|a| a.relay(&from_.inner, from_at, b.stream()?, &to.inner, to_at, bytes));
+                    copied.map_err(wrong)
+                }
+                _ => Err(closed()),
+            }
+        })
+    }
+
     /// From now on transfers are to arrive within so many seconds: they go by the way whose slow copies are fastest. None goes
     /// back to the way that is fastest as a rule.
     fn set_deadline(&self, seconds: Option<f64>, py: Python<'_>) -> PyResult<()> {
@@ -345,7 +380,7 @@ impl Stream {
 
     /// Ends it after what it began; a real-time one gives its thread's priority back.
     fn close(&self, py: Python<'_>) {
-        py.detach(|| drop(self.inner.lock().unwrap_or_else(PoisonError::into_inner).take()));
+        py.detach(|| drop(self.lock().take()));
     }
 
     fn __enter__(slf: pyo3::Bound<'_, Self>) -> pyo3::Bound<'_, Self> {

@@ -36,6 +36,17 @@ impl View {
         let text = unsafe { CStr::from_ptr(self.0.format) };
         (text.to_string_lossy().into_owned(), size)
     }
+
+    /// How many items it has along each of its dimensions, the outermost first; none if it does not say.
+    fn shape(&self) -> Vec<usize> {
+        let n = usize::try_from(self.0.ndim).unwrap_or(0);
+        if self.0.shape.is_null() || n == 0 {
+            return Vec::new();
+        }
+        // SAFETY: so many numbers of the buffer's owner, which stay until the view is released.
+        let shape = unsafe { std::slice::from_raw_parts(self.0.shape, n) };
+        shape.iter().map(|n| usize::try_from(*n).unwrap_or(0)).collect()
+    }
 }
 
 impl Drop for View {
@@ -102,17 +113,54 @@ fn check(format: &str, size: usize, t: &Template) -> PyResult<()> {
     )))
 }
 
+/// After how many items each dimension of this shape begins anew, but for the ends.
+fn seams(shape: &[usize]) -> Vec<usize> {
+    let whole = shape.iter().product::<usize>();
+    let from_inside = shape.iter().rev().scan(1usize, |n, d| {
+        *n = n.saturating_mul(*d);
+        Some(*n)
+    });
+    from_inside.filter(|n| *n != 1 && *n != whole).collect()
+}
+
+/// A picture whose sides are exchanged has as many bytes. An array may be flat, may say less than the template (rows only) or more
+/// (the channels of a pixel that are side by side in a row); but rows of another length are torn.
+fn check_shape(format: &str, size: usize, shape: &[usize], t: &Template) -> PyResult<()> {
+    let [x, y, z] = t.dims;
+    let takes = [z, y, x];
+    let numbers = element(format, size).is_ok_and(|is| is.unwrap_or(Elem::U8) == t.elem);
+    let as_many = shape.iter().product::<usize>() == takes.iter().product::<usize>();
+    if t.layout != Layout::Array || !numbers || !as_many {
+        return Ok(());
+    }
+    let (has, wants) = (seams(shape), seams(&takes));
+    let within = |a: &[usize], b: &[usize]| a.iter().all(|n| b.contains(n));
+    if within(&has, &wants) || within(&wants, &has) {
+        return Ok(());
+    }
+    let written = |shape: &[usize]| shape.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+    let takes = takes.get(takes.iter().take_while(|n| **n == 1).count()..).unwrap_or_default();
+    Err(PyValueError::new_err(format!(
+        "an array of shape ({}) was given for {t}, which takes ({}): transpose it, or flatten it if its order is right",
+        written(shape),
+        written(takes)
+    )))
+}
+
 /// Calls `f` with the bytes of anything that has a buffer and whose items may be such a template's: where they are, or, if they are
 /// not in one piece and in order there, copied.
 pub fn with_bytes<R>(data: &Bound<'_, PyAny>, t: &Template, f: impl FnOnce(&[u8]) -> R) -> PyResult<R> {
     let Ok(view) = View::of(data, ffi::PyBUF_ND | ffi::PyBUF_FORMAT) else {
         let view = PyMemoryView::from(data)?;
-        check(&view.getattr("format")?.extract::<String>()?, view.getattr("itemsize")?.extract()?, t)?;
+        let (format, size) = (view.getattr("format")?.extract::<String>()?, view.getattr("itemsize")?.extract()?);
+        check(&format, size, t)?;
+        check_shape(&format, size, &view.getattr("shape")?.extract::<Vec<usize>>()?, t)?;
         let copy = view.call_method0("tobytes")?;
         return Ok(f(copy.cast::<PyBytes>()?.as_bytes()));
     };
     let (format, size) = view.items();
     check(&format, size, t)?;
+    check_shape(&format, size, &view.shape(), t)?;
     let (at, n) = view.bytes();
     if n == 0 {
         return Ok(f(&[]));

@@ -67,6 +67,30 @@ fn the_example_runs_on_every_device_that_there_is() {
     std::fs::remove_dir_all(dir).unwrap();
 }
 
+/// Mypy's own test of stubs: names, parameters, defaults.
+#[test]
+fn what_type_checkers_are_told_is_what_is_there() {
+    let Some(dir) = module("stub") else { return };
+    if !command(&dir, &["-c", "import mypy"]).output().unwrap().status.success() {
+        eprintln!("skipped: mypy is not here");
+        std::fs::remove_dir_all(dir).unwrap();
+        return;
+    }
+    std::fs::copy(format!("{HERE}/forebay.pyi"), dir.join("forebay.pyi")).unwrap();
+    // Python before 3.12 does not show that something has a buffer.
+    std::fs::write(dir.join("allowed"), "forebay\\..*\\.__buffer__\n").unwrap();
+    let allowed = dir.join("allowed").display().to_string();
+    let mypy = |arguments: &[&str]| {
+        let mut c = command(&dir, arguments);
+        let o = c.env("MYPYPATH", &dir).current_dir(&dir).output().unwrap();
+        assert!(o.status.success() && text(&o).contains("Success"), "{}", text(&o));
+    };
+    let unused = ["--ignore-unused-allowlist", "--ignore-disjoint-bases"];
+    mypy(&[&["-m", "mypy.stubtest", "forebay", "--allowlist", &allowed], &unused[..]].concat());
+    mypy(&["-m", "mypy", "--strict", "--allow-untyped-defs", &format!("{HERE}/../../examples/python/hello.py")]);
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
 /// On the stand-in for a GPU.
 #[test]
 fn memory_of_a_cuda_device_is_an_array_for_others() {
@@ -86,6 +110,43 @@ print(bytes(back), m.address > 0)
     let (Some(dir), Some(driver)) = (module("cuda"), stand_in::build()) else { return };
     let o = stand_in::output_under(driver, command(&dir, &["-c", PROGRAM]));
     assert_eq!(text(&o), "b'abc' True\n");
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+/// On two stand-ins.
+#[test]
+fn one_of_several_gpus_is_taken_by_its_number() {
+    const PROGRAM: &str = "
+import forebay
+from array import array
+one, two = forebay.Engine('cuda:0'), forebay.Engine('cuda:1')
+a, b = one.memory(4096), two.memory(4096)
+back = bytearray(4)
+with one.stream() as s, two.stream() as t:
+    s.write(a, b'abcd', offset=7)
+    s.relay(a, 7, t, b, 9, 4)
+    t.read(b, back, offset=9)
+print(bytes(back))
+for device, n in [('cuda', 3), ('cuda:1', 2), ('cuda:0', 2)]:
+    assert len(forebay.Runtime(device).devices()) == n, device
+t = forebay.Task('t', inputs={'x': 'u32[1000]'}, outputs={'y': 'u32[1000]'})
+t.kernel('KERNEL void more(GLOBAL const uint *x, GLOBAL uint *y) { uint i = gid_x(); if (i < 1000) y[i] = x[i] + 1u; }', 'more')
+g = forebay.Graph('g')
+g.add(t); g.feed('t.x'); g.drain('t.y')
+with forebay.Runtime('cuda:1').start(g) as run:
+    run.push(array('I', range(1000)))
+    assert memoryview(run.pull())[999] == 1000
+    print(run.tasks()[0]['by_device'])
+try:
+    forebay.Engine('cuda:2')
+except RuntimeError as e:
+    print('there is no cuda:2, only cuda:0 ' in str(e) and ', cuda:1 ' in str(e))
+";
+    let (Some(dir), Some(driver)) = (module("several"), stand_in::build()) else { return };
+    let mut c = command(&dir, &["-c", PROGRAM]);
+    c.env("STAND_IN_DEVICES", "2");
+    let o = stand_in::output_under(driver, c);
+    assert_eq!(text(&o), "b'abcd'\n[0, 1]\nTrue\n");
     std::fs::remove_dir_all(dir).unwrap();
 }
 

@@ -92,6 +92,30 @@ class Blocks(unittest.TestCase):
         self.assertEqual(bytes(forebay.Block("record8[1]", array("d", [1]))), array("d", [1]).tobytes())
 
     @unittest.skipUnless(numpy, "no NumPy")
+    def test_rows_of_another_length_are_not_taken(self):
+        a = numpy.arange(24, dtype=numpy.float32)
+        # Flat, as the template says, with ones, with what the template puts into one row, and with what it calls planes.
+        for template, shape in [("f32[4x6]", (24,)), ("f32[4x6]", (6, 4)), ("f32[4x6]", (1, 6, 4, 1)), ("f32[4x6]", (6, 2, 2)),
+                                ("f32[4x3x2]", (2, 3, 4)), ("f32[4x3x2]", (6, 4)), ("f32[24]", (4, 6)), ("f32<=30", (4, 6))]:
+            given = a.reshape(shape)
+            self.assertEqual(forebay.Block(template, given).tobytes(), a.tobytes(), f"{template} {shape}")
+            # Not in one piece.
+            self.assertEqual(forebay.Block(template, numpy.asfortranarray(given)).tobytes(), a.tobytes(), f"{template} {shape}")
+        for template, shape, told in [("f32[4x6]", (4, 6), "6, 4"), ("f32[4x6]", (2, 12), "6, 4"), ("f32[4x3x2]", (3, 8), "2, 3, 4"),
+                                      ("f32[4x3x2]", (3, 2, 4), "2, 3, 4"), ("u8[4x6]", (4, 6), "6, 4")]:
+            for order in "CF":
+                given = a.astype("u1" if template[0] == "u" else "f4").reshape(shape).copy(order)
+                with self.assertRaisesRegex(ValueError, f"shape .{', '.join(map(str, shape))}. .* takes .{told}.", msg=template):
+                    forebay.Block(template, given)
+        # Bytes of something else have no rows.
+        self.assertEqual(forebay.Block("f32[4x6]", a.view("u1").reshape(6, 16)).tobytes(), a.tobytes())
+        t = task(f=lambda x: x.numpy().T, of="f32[4x6]")
+        with started(t) as run:
+            run.push(a.reshape(6, 4))
+            with self.assertRaisesRegex(RuntimeError, "port .y.: an array of shape .4, 6."):
+                run.pull()
+
+    @unittest.skipUnless(numpy, "no NumPy")
     def test_numpy(self):
         b = forebay.Block("f32[4x3]", numpy.arange(12, dtype=numpy.float32).reshape(3, 4))
         a = b.numpy()
@@ -247,6 +271,48 @@ class Graphs(unittest.TestCase):
                     out = run.pull()
                     self.assertEqual(memoryview(out)[0], 3 << (v if meta else 5))
                     self.assertIn("end-iteration", out.signals)
+
+    def test_what_was_done_where_is_told(self):
+        rt = forebay.Runtime("cpu")
+        self.assertEqual([kind for _, kind in rt.devices()], ["cpu"])
+        g = forebay.Graph("told")
+        g.add(task("a"))
+        g.add(task("b"))
+        g.feed("a.x")
+        g.connect("a.y", "b.x")
+        g.drain("b.y")
+        before = g._repr_svg_()
+        self.assertTrue(before.startswith("<svg") and ">a<" in before and "f32[8]" in before, before)
+        with rt.start(g) as run:
+            for _ in range(5):
+                run.push(array("f", range(8)))
+                run.pull()
+            told = run.tasks()
+            self.assertEqual([(t["name"], t["invocations"], t["by_device"], t["refused"]) for t in told],
+                             [("a", 5, [5], []), ("b", 5, [5], [])])
+            self.assertEqual(run.svg(), run._repr_svg_())
+            self.assertIn("5 passed", run.svg())
+        with self.assertRaises(forebay.Closed):
+            run.tasks()
+        f = rt.accelerate(task("c"))
+        f(array("f", range(8)))
+        self.assertEqual([(t["name"], t["by_device"]) for t in f.tasks()], [("c", [1])])
+        # A graph that was started has no picture of its own any more, and leaves the task that it cannot have.
+        with self.assertRaisesRegex(RuntimeError, "started"):
+            g.svg()
+        left = task("left")
+        with self.assertRaisesRegex(RuntimeError, "started"):
+            g.add(left)
+        forebay.Graph("other").add(left)
+
+    def test_one_device_of_several_by_its_number(self):
+        for make in (forebay.Runtime, forebay.Engine):
+            with self.assertRaisesRegex(RuntimeError, "there is no cpu:7, only cpu:0 "):
+                make("cpu:7")
+            with self.assertRaisesRegex(ValueError, "no number"):
+                make("cpu:x")
+        self.assertEqual(forebay.Engine("cpu:0").device, forebay.Engine("cpu").device)
+        self.assertEqual(len(forebay.Runtime("cpu:0").devices()), 1)
 
     def test_streams_have_marks_and_outputs_sizes(self):
         t = forebay.Task("t")
@@ -562,6 +628,40 @@ class Transfers(unittest.TestCase):
             self.assertEqual(bytes(view[100:104]), b"abcd")
             self.assertEqual(bytes(back), b"abcd" + bytes(4) + array("f", [1, 2]).tobytes())
             self.assertEqual((len(memory), len(pinned)), (1 << 16, 1 << 16))
+
+    def test_copies_to_another_device(self):
+        try:
+            far = forebay.Engine("opencl")
+        except RuntimeError as e:
+            self.skipTest(str(e))
+        memory, other = self.engine.memory(1 << 20), far.memory(1 << 20)
+        data = bytes(range(256)) * 4096
+        with self.engine.stream() as a, far.stream() as b:
+            a.write(memory, data)
+            a.relay(memory, 1, b, other, 3, (1 << 20) - 3)
+            back = bytearray((1 << 20) - 3)
+            b.read(other, back, offset=3)
+            self.assertEqual(back, data[1:-2])
+            b.relay(other, 3, a, memory, 0, 5)
+            a.read(memory, back)
+            self.assertEqual(back[:6], data[1:6] + data[5:6])
+            with self.assertRaisesRegex(ValueError, "same"):
+                a.relay(memory, 0, a, memory, 100, 5)
+            for bad in [(1 << 20, 0, 1), (0, 1 << 20, 1), (0, 0, (1 << 20) + 1)]:
+                with self.assertRaisesRegex(ValueError, "buffer of 1048576 B"):
+                    a.relay(memory, bad[0], b, other, bad[1], bad[2])
+            # Both ways at once, each wanting both streams.
+            def often(one, of_one, two, of_two):
+                for _ in range(200):
+                    one.relay(of_one, 0, two, of_two, 0, 64)
+            both = [threading.Thread(target=often, args=p) for p in [(a, memory, b, other), (b, other, a, memory)]]
+            for t in both:
+                t.start()
+            for t in both:
+                t.join(60)
+                self.assertFalse(t.is_alive())
+        with self.assertRaisesRegex(ValueError, "closed"):
+            a.relay(memory, 0, far.stream(), other, 0, 1)
 
     def test_several_parts_at_once_and_copies_within_the_device(self):
         memory, s = self.engine.memory(1000), self.engine.stream()

@@ -242,7 +242,11 @@ pub fn run(options: &Options) -> Result<(), String> {
     for d in &devices {
         let i = d.info();
         let mib = i.memory_bytes >> 20;
-        crate::say(&format!("{}: {}, {} units, {mib} MiB, {}", i.kind, i.name, i.compute_units, i.driver));
+        // As `--device cuda:1` counts them. (Those of OpenCL it counts with GPUs that are CUDA's here.)
+        let mut alike = devices.iter().filter(|o| i.kind == Kind::Cuda && o.info().kind == i.kind);
+        let number = alike.clone().position(|o| Arc::ptr_eq(o, d)).filter(|_| alike.nth(1).is_some());
+        let which = number.map(|n| format!(":{n}")).unwrap_or_default();
+        crate::say(&format!("{}{which}: {}, {} units, {mib} MiB, {}", i.kind, i.name, i.compute_units, i.driver));
         if let Err(why) = d.compiles() {
             crate::say(&format!("  conformance: not checked, since no kernel can be compiled: {why}"));
             transfer(d, options.calibrate);

@@ -61,7 +61,8 @@ pub enum GraphCommand {
 /// Where a graph runs.
 #[derive(clap::Args)]
 pub struct On {
-    /// The CPU and devices of this kind: cpu (none besides), opencl, cuda, or auto for the accelerators that there are
+    /// The CPU and devices of this kind: cpu (none besides), opencl, cuda, one of several (cuda:1), or auto for the accelerators
+    /// that there are
     #[arg(long, default_value = "auto")]
     device: String,
     /// How tasks are scheduled: first-available, fifo, priority, data-aware or adaptive

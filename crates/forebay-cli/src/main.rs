@@ -108,7 +108,7 @@ pub(crate) fn runtime(device: &str, mode: forebay::Mode) -> Result<forebay::Runt
     let b = forebay::Runtime::builder().mode(mode);
     let b = match device {
         "auto" => b,
-        name => b.only(name.parse::<forebay::Kind>()?).map_err(|e| e.to_string())?,
+        name => b.only(name.parse::<forebay::Wanted>()?).map_err(|e| e.to_string())?,
     };
     b.build().map_err(|e| e.to_string())
 }

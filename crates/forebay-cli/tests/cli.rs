@@ -70,7 +70,7 @@ fn the_doctor_says_what_is_here_and_nothing_of_what_its_checks_have_refused() {
 /// For seconds nothing comes out.
 #[test]
 fn a_graph_file_runs_to_its_end_however_long_its_kernels_take() {
-    if !stdout(&forebay(&["doctor"])).contains("opencl: ") {
+    if stdout(&forebay(&["doctor"])).contains("opencl: not usable") {
         return eprintln!("skipped: no opencl device");
     }
     let text = r#"
@@ -320,6 +320,26 @@ fn the_demo_goes_elsewhere_if_a_gpu_is_full_and_fails_if_that_one_is_asked_for()
             assert!(said.contains("is not used") && v["tasks"]["xform"][on] == 4, "{v}");
         }
     }
+}
+
+#[test]
+fn one_gpu_of_several_is_asked_for_by_its_number() {
+    let Some(dir) = stand_in::build() else { return };
+    let run = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        command.args(args).env("STAND_IN_DEVICES", "2");
+        stand_in::output_under(dir, command)
+    };
+    let o = run(&["doctor"]);
+    assert!(stdout(&o).contains("cuda:0: ") && stdout(&o).contains("cuda:1: "), "{}", stdout(&o));
+    let demo = ["demo", "gesture", "--frames", "2", "--rate", "max", "--json", "--device"];
+    let o = run(&[&demo[..], &["cuda:1"]].concat());
+    assert!(o.status.success(), "{}", String::from_utf8_lossy(&o.stderr));
+    let v: serde_json::Value = serde_json::from_str(&stdout(&o)).unwrap();
+    assert_eq!(v["tasks"]["xform"]["cuda"], 4, "{v}");
+    let o = run(&[&demo[..], &["cuda:2"]].concat());
+    let said = String::from_utf8_lossy(&o.stderr);
+    assert!(!o.status.success() && said.contains("there is no cuda:2, only cuda:0 "), "{said}");
 }
 
 #[test]

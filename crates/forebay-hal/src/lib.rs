@@ -28,12 +28,14 @@ mod queue;
 pub mod sim;
 mod sync;
 mod transfer;
+mod wanted;
 
 pub use error::{DriverError, Error, Result};
 pub use kernel::{Arg, ArgSpan, CpuFn, Geometry, Kernel, KernelImpl, Source};
 pub use memory::{Buffer, MEMORY_VARIABLE, Memory};
 pub use queue::{Completion, Fence, HostFn, Issued, KeepAlive, Listed, Queue, Recorded};
 pub use transfer::{Direction, Method};
+pub use wanted::Wanted;
 
 use std::sync::Arc;
 

@@ -46,7 +46,7 @@ mod stand_in;
 pub use block::{Datablock, Residency, Signals};
 pub use error::{Error, Result, TaskError};
 pub use forebay_hal as hal;
-pub use forebay_hal::{Geometry, Kind, Source};
+pub use forebay_hal::{Geometry, Kind, Source, Wanted};
 pub use forebay_policy::Mode;
 pub use graph::{Arg, Drain, Feed, Graph, Impl, Invocation, Launch, Outgoing, PortKind, Predicate, Task, TaskId};
 pub use half::f16;

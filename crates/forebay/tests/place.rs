@@ -379,11 +379,18 @@ fn a_task_is_called_like_a_function_on_as_many_lanes_as_it_may() {
     assert_eq!(task.lanes(), (1, 3));
     // Lanes must be alike, or one would wait for ever; so must what is checked.
     let turn = AtomicUsize::new(0);
-    let unlike = rt.accelerate(2, || {
+    let unlike = || {
         let t = Task::new("unlike").input("x", t).output("y", t).host(|_| Ok(()));
-        if turn.fetch_add(1, Ordering::Relaxed) == 1 { t.sticky("more", Template::scalar::<u32>()) } else { t }
-    });
-    assert!(matches!(unlike, Err(Error::Task { why, .. }) if why.contains("different inputs")));
+        match turn.fetch_add(1, Ordering::Relaxed) {
+            1 => t.sticky("more", Template::scalar::<u32>()),
+            3 => t.output("more", Template::scalar::<u32>()),
+            _ => t,
+        }
+    };
+    for _ in 0..2 {
+        let unlike = rt.accelerate(2, unlike);
+        assert!(matches!(unlike, Err(Error::Task { why, .. }) if why.contains("different inputs or outputs")));
+    }
     assert!(matches!(rt.verify(|| twice(Duration::ZERO, 1), &[]), Err(Error::Block { .. })));
     let made = AtomicUsize::new(0);
     let fewer = rt.verify(
@@ -512,6 +519,35 @@ fn implementations_are_checked_against_each_other() {
     };
     let found = rt.verify(wrong, &[input]).unwrap();
     assert!(matches!(&found[..], [d] if d.at == 77 && (d.largest - 1.0 / 3.0).abs() < 1e-6), "{found:?}");
+}
+
+/// What is between the rows nobody makes, and nobody compares.
+#[test]
+fn implementations_of_arrays_with_gaps_are_checked_row_by_row() {
+    let rt = Runtime::builder().cpu_only().models(Arc::new(Models::off())).build().unwrap();
+    let t = Template::array::<u32>([3, 4]).with_stride(16);
+    // Two functions: each makes the rows the same, but for what is said, and leaves something else in the gaps.
+    let with = |wrong: Option<usize>| {
+        move || {
+            let one = move |gap: u32, wrong: Option<usize>| {
+                move |inv: &mut forebay::Invocation<'_>| {
+                    let y = inv.output::<u32>("y")?;
+                    y.iter_mut().enumerate().for_each(|(i, v)| *v = if i % 4 == 3 { gap } else { i as u32 });
+                    if let Some(at) = wrong {
+                        y[at] += 1;
+                    }
+                    Ok(())
+                }
+            };
+            Task::new("rows").input("x", t).output("y", t).host(one(7, None)).host(one(8, wrong))
+        }
+    };
+    let input = Datablock::zeroed(t).unwrap();
+    let same = rt.verify(with(None), std::slice::from_ref(&input)).unwrap();
+    assert!(matches!(&same[..], [d] if d.largest == 0.0), "{same:?}");
+    // The third of the third row.
+    let found = rt.verify(with(Some(2 * 4 + 2)), &[input]).unwrap();
+    assert!(matches!(&found[..], [d] if d.largest == 1.0 && d.at == 2 * 3 + 2), "{found:?}");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! One task by itself: the program calls it like a function, and each call is done where the runtime's mode puts it; under
 //! [`Mode::Adaptive`](forebay_policy::Mode) where it is predicted to end first.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -13,7 +14,7 @@ use crate::block::Datablock;
 use crate::error::{Error, Result};
 use crate::graph::{Impl, PortKind, Task};
 use crate::run::{Runtime, TaskStats};
-use crate::template::{Elem, Template};
+use crate::template::{Elem, Layout, Template};
 
 /// Most lanes.
 pub const MAX_LANES: usize = 16;
@@ -32,6 +33,7 @@ pub struct Accelerated(Arc<Inner>);
 struct Inner {
     name: String,
     inputs: Vec<Template>,
+    outputs: usize,
     lanes: Vec<Lane>,
     active: AtomicUsize,
 }
@@ -78,23 +80,23 @@ impl Runtime {
 
     /// Tasks that are all alike, as lanes of one.
     fn lanes(&self, tasks: Vec<Task>) -> Result<Accelerated> {
-        let ports = |t: &Task| -> Vec<Template> {
-            t.inputs.iter().filter(|p| p.kind != PortKind::Initializer).map(|p| p.template).collect()
+        let ports = |t: &Task| -> (Vec<Template>, Vec<Template>) {
+            let inputs = t.inputs.iter().filter(|p| p.kind != PortKind::Initializer).map(|p| p.template);
+            (inputs.collect(), t.outputs.iter().map(|p| p.template).collect())
         };
         let Some(first) = tasks.first() else {
             return Err(Error::Size { what: "accelerate".into(), why: "no task".into() });
         };
-        let (name, inputs) = (first.name().to_owned(), ports(first));
-        // A lane with other ports would wait for inputs that nobody gives it.
-        if tasks.iter().any(|t| ports(t) != inputs) {
-            return Err(Error::Task {
-                task: name,
-                why: "the lanes' tasks have different inputs; each must be the same".into(),
-            });
+        let (name, all) = (first.name().to_owned(), ports(first));
+        // A lane with other ports would wait for inputs that nobody gives it, or give what nobody expects.
+        if tasks.iter().any(|t| ports(t) != all) {
+            let why = "the lanes' tasks have different inputs or outputs; each must be the same".into();
+            return Err(Error::Task { task: name, why });
         }
+        let (inputs, outputs) = (all.0, all.1.len());
         let lanes = tasks.into_iter().map(|t| Lane::new(self, t)).collect::<Result<Vec<_>>>()?;
         let active = AtomicUsize::new(lanes.len());
-        Ok(Accelerated(Arc::new(Inner { name, inputs, lanes, active })))
+        Ok(Accelerated(Arc::new(Inner { name, inputs, outputs, lanes, active })))
     }
 
     /// Runs every implementation of a task that this runtime has a device for on the same inputs, and says how far each is
@@ -138,9 +140,21 @@ impl Runtime {
     }
 }
 
-/// The largest difference of elements of two blocks of one template.
+/// The bytes of a block's elements: without what is between the rows of an array, which nobody says anything about.
+fn elements(b: &Datablock) -> Result<Cow<'_, [u8]>> {
+    let (t, bytes) = (b.template(), b.host_bytes()?);
+    let used = t.dims[0] * t.elem.size();
+    if t.layout != Layout::Array || t.row_bytes() <= used {
+        return Ok(bytes.into());
+    }
+    let rows = bytes.chunks(t.row_bytes()).map(|row| row.get(..used).unwrap_or(row));
+    Ok(rows.collect::<Vec<_>>().concat().into())
+}
+
+/// The largest difference of elements of two blocks of one template, and the number of that element.
 fn distance(a: &Datablock, b: &Datablock) -> Result<(f64, usize)> {
-    let (x, y) = (a.host_bytes()?, b.host_bytes()?);
+    let (x, y) = (elements(a)?, elements(b)?);
+    let (x, y) = (&*x, &*y);
     if x.len() != y.len() {
         return Ok((f64::INFINITY, x.len().min(y.len())));
     }
@@ -240,6 +254,11 @@ impl Accelerated {
     /// How many calls at most are done side by side now, and how many could be.
     pub fn lanes(&self) -> (usize, usize) {
         (self.0.active.load(Ordering::Relaxed), self.0.lanes.len())
+    }
+
+    /// How many outputs a call has.
+    pub fn outputs(&self) -> usize {
+        self.0.outputs
     }
 
     /// The task's numbers, for each lane.

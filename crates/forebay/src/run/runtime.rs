@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use forebay_hal::cpu::{CpuDevice, Helpers, Pool as Workers};
 use forebay_hal::fork::Home;
-use forebay_hal::{Device, Kind};
+use forebay_hal::{Device, Kind, Wanted};
 use forebay_policy::{DeviceSet, MAX_PLACED, Mode};
 use forebay_proto::client::Account;
 
@@ -139,21 +139,16 @@ impl RuntimeBuilder {
         self.devices(Vec::new())
     }
 
-    /// The CPU and every device of this kind.
+    /// The CPU and every device of this kind, or one of them (`"cuda:1".parse::<Wanted>()`).
     ///
     /// # Errors
     /// The reason why there is none, or why none can compile kernels. (Who has compiled them elsewhere names the devices.)
-    pub fn only(self, kind: Kind) -> Result<Self> {
-        if kind == Kind::Cpu {
-            return Ok(self.cpu_only());
-        }
-        let (devices, missing) = forebay_hal::discover(&[kind]);
-        let why = match devices.first() {
-            None => missing.into_iter().next().map(|(_, why)| why),
-            // What one of a kind needs to compile all do.
-            Some(d) => d.compiles().err(),
-        };
-        why.map_or_else(|| Ok(self.devices(devices)), |why| Err(why.into()))
+    pub fn only(self, wanted: impl Into<Wanted>) -> Result<Self> {
+        let devices = wanted.into().find()?;
+        // What one of a kind needs to compile all do.
+        devices.first().map_or(Ok(()), |d| d.compiles())?;
+        // The CPU is there anyway.
+        Ok(self.devices(devices.into_iter().filter(|d| d.info().kind != Kind::Cpu).collect()))
     }
 
     /// Scheduling mode; data-aware by default.

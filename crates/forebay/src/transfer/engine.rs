@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use forebay_hal::cache::Cache;
-use forebay_hal::{Buffer, Device, Direction, Kind, Method};
+use forebay_hal::{Buffer, Device, Direction, Kind, Method, Wanted, discover};
 
 use super::curve::{Cost, Curve, Curves, Host, MAX_POINTS, Way};
 use super::pinned::Pinned;
@@ -91,6 +91,20 @@ impl Engine {
     /// Those of the device, while it is measured.
     pub fn open(device: Arc<dyn Device>) -> Result<Arc<Self>> {
         Self::open_in(device, Cache::user())
+    }
+
+    /// As [`Engine::open`], of the device that is wanted, the first of several, or of the first of a GPU, another OpenCL device and
+    /// the CPU that there is.
+    ///
+    /// # Errors
+    /// As there; the reason why there is no such device.
+    pub fn of(wanted: Option<Wanted>) -> Result<Arc<Self>> {
+        let found = match wanted {
+            Some(w) => w.find()?,
+            None => discover(&[Kind::Cuda, Kind::OpenCl, Kind::Cpu]).0,
+        };
+        let none = || forebay_hal::Error::NoDevice { kind: Kind::Cpu, why: "none was found".into() };
+        Self::open(found.into_iter().next().ok_or_else(none)?)
     }
 
     /// As [`Engine::open`], with curves stored elsewhere.

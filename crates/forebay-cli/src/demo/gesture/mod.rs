@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use forebay::{Feed, Kind, Mode, Running, Runtime};
+use forebay::{Feed, Kind, Mode, Running, Runtime, Wanted};
 
 use camera::{Frame, Source};
 use pipeline::Shape;
@@ -35,7 +35,7 @@ const MAX_LATENCIES: u64 = 1 << 16;
   forebay demo gesture --camera /dev/video0 --calibration cameras.toml --uinput
   forebay demo gesture --trace t.pftrace    for ui.perfetto.dev")]
 pub struct Options {
-    /// Where the kernels run: cpu, opencl, cuda, or auto for the best there is
+    /// Where the kernels run: cpu, opencl, cuda, one of several (cuda:1), or auto for the best there is
     #[arg(long, default_value = "auto")]
     pub device: String,
     /// Frames to replay
@@ -112,11 +112,7 @@ pub fn run(o: &Options) -> Result<(), String> {
     };
     let rt = crate::runtime(&o.device, o.mode)?;
     // A device is asked for by name: its kernels run there and nowhere else.
-    let only = match o.device.as_str() {
-        "opencl" => Some(Kind::OpenCl),
-        "cuda" => Some(Kind::Cuda),
-        _ => None,
-    };
+    let only = o.device.parse::<Wanted>().ok().map(|w| w.kind).filter(|k| *k != Kind::Cpu);
     let capacity = o.capacity.map_or_else(|| pipeline::capacity(rate), usize::from);
     let mut p = pipeline::build(&shape, capacity, only).map_err(|e| e.to_string())?;
     let names: Vec<String> = p.task_names();
