@@ -1,12 +1,12 @@
 //! Tasks and graphs.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use forebay::{
     Arg, Datablock, Drain, Feed, Geometry, Invocation, Kind, Layout, Predicate, TaskError, TaskId, Template,
 };
-use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyOSError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
@@ -286,9 +286,23 @@ impl Graph {
     }
 }
 
+/// An error of the system's as Python raises it: with its number, its words and the path.
+fn io(e: std::io::Error, path: &Path) -> PyErr {
+    match e.raw_os_error() {
+        Some(number) => {
+            let text = e.to_string();
+            let words = text.split(" (os error").next().unwrap_or_default().to_owned();
+            PyOSError::new_err((number, words, path.display().to_string()))
+        }
+        None => e.into(),
+    }
+}
+
 /// Reads a graph file.
 #[pyfunction]
 pub fn load(path: PathBuf) -> PyResult<Graph> {
+    // What is not there is Python's FileNotFoundError.
+    std::fs::File::open(&path).map_err(|e| io(e, &path))?;
     let g = forebay::graph::load(&path, &forebay::graph::Library::standard()).map_err(raise)?;
     let (feeds, drains) = (g.feeds(), g.drains());
     Ok(Graph { inner: Mutex::new(Some(g)), feeds, drains })

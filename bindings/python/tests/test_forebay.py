@@ -344,6 +344,10 @@ class Graphs(unittest.TestCase):
         g.check()
         with forebay.Runtime("cpu").start(g):
             pass
+        with self.assertRaisesRegex(FileNotFoundError, "No such file or directory: '/nowhere/g.toml'"):
+            forebay.load("/nowhere/g.toml")
+        with self.assertRaisesRegex(OSError, "[Dd]irectory"):
+            forebay.load("/")
 
     def test_functions_and_what_they_hold_are_let_go(self):
         class Held:

@@ -11,6 +11,10 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// What a task's function returns when it fails.
 pub type TaskError = Box<dyn std::error::Error + Send + Sync>;
 
+fn place(line: usize, column: usize) -> String {
+    if line == 0 { String::new() } else { format!(":{line}:{column}") }
+}
+
 /// An error of the dataflow library. Cheap to clone: a graph's failure is reported to everyone who waits for it.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
@@ -196,13 +200,13 @@ pub enum Error {
         want: String,
     },
     /// A graph file that cannot be read.
-    #[error("{file}:{line}:{column}: {why}")]
+    #[error("{file}{}: {why}", place(*line, *column))]
     File {
         /// Path, or a placeholder for text.
         file: String,
-        /// 1-based line.
+        /// 1-based line; 0 if it is not about a place in the file.
         line: usize,
-        /// 1-based column.
+        /// 1-based column; 0 as well then.
         column: usize,
         /// What is wrong.
         why: String,

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use forebay::hal::sim::{Model, SimDevice};
+use forebay::place::Models;
 use forebay::{Arg, Datablock, Graph, Kind, Launch, Mode, Runtime, Source, Task, Template};
 
 /// `y = 2x + 1` as a kernel for the CPU's iteration space and the simulator.
@@ -243,6 +244,8 @@ fn two_devices_share_the_work_in_every_mode() {
         let rt = Runtime::builder()
             .devices(sims.iter().map(|s| Arc::new(s.clone()) as _).collect())
             .mode(mode)
+            // The user's are of real devices.
+            .models(Arc::new(Models::off()))
             .workers(3)
             .build()
             .unwrap();

@@ -2,7 +2,9 @@
 //!
 //! Rules: (1) a loop is in the list from `open` to `close`; (2) a helper registers under the list's lock, so a loop that
 //! `close` took out gets no new helper; (3) `close` waits until the helpers that it has are gone; so no helper outlives
-//! the stack frame.
+//! the stack frame; (4) who has a loop wakes one worker, and each helper that comes while there are ranges to draw wakes
+//! [`WAKES`] more, until as many were woken as can be of use. Waking takes microseconds: a machine with a hundred cores would
+//! spend longer on that than many a loop takes, and has them all awake a few steps later this way.
 
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -10,6 +12,9 @@ use std::sync::{Mutex, PoisonError};
 
 /// Most loops that idle workers can join at a time; further loops run on their callers alone.
 const MAX_LOOPS: usize = 64;
+
+/// Workers that a helper wakes before it helps.
+const WAKES: usize = 2;
 
 type Body<'a> = &'a (dyn Fn(usize, usize) + Sync);
 
@@ -19,6 +24,10 @@ pub(super) struct Loop<'a> {
     body: Body<'a>,
     next: AtomicUsize,
     helpers: AtomicUsize,
+    /// Workers that were woken for it.
+    woken: AtomicUsize,
+    /// It is among those that are counted as having ranges left.
+    counted: AtomicBool,
     panicked: AtomicBool,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
@@ -31,23 +40,37 @@ impl<'a> Loop<'a> {
             body,
             next: AtomicUsize::new(0),
             helpers: AtomicUsize::new(0),
+            woken: AtomicUsize::new(0),
+            counted: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
             panic: Mutex::new(None),
         }
     }
 
-    pub(super) fn ranges(&self) -> usize {
-        self.n.div_ceil(self.grain)
+    /// Wakes some for it, as many as still can be of use, by what wakes one (rule 4).
+    pub(super) fn call(&self, some: usize, wake: impl Fn()) {
+        let ranges = self.n.div_ceil(self.grain);
+        for _ in 0..some {
+            // Whoever calls draws the next one himself.
+            let drawn = self.next.load(Ordering::Relaxed) / self.grain + 1;
+            if drawn >= ranges || self.woken.fetch_add(1, Ordering::Relaxed) + 1 >= ranges {
+                return;
+            }
+            wake();
+        }
     }
 
     /// Draws ranges until none is left.
-    pub(super) fn help(&self) {
+    pub(super) fn help(&self, loops: &Loops) {
         loop {
             let at = self.next.fetch_add(self.grain, Ordering::Relaxed);
             if at >= self.n || self.panicked.load(Ordering::Relaxed) {
                 return;
             }
             let end = (at + self.grain).min(self.n);
+            if end == self.n {
+                loops.is_drawn(self);
+            }
             let r = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| (self.body)(at, end)));
             if let Err(why) = r {
                 self.panicked.store(true, Ordering::Relaxed);
@@ -74,19 +97,28 @@ unsafe impl Send for LoopPtr {}
 #[derive(Default)]
 pub(super) struct Loops {
     list: Mutex<Vec<LoopPtr>>,
-    len: AtomicUsize,
+    /// How many of them have ranges left, so that nobody asks the lock in vain.
+    left: AtomicUsize,
 }
 
 impl Loops {
     pub(super) fn any(&self) -> bool {
-        self.len.load(Ordering::Relaxed) > 0
+        self.left.load(Ordering::Relaxed) > 0
+    }
+
+    /// A loop has no ranges left, or is about to go.
+    fn is_drawn(&self, l: &Loop<'_>) {
+        if l.counted.swap(false, Ordering::Relaxed) {
+            self.left.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 
     pub(super) fn open(&self, l: &Loop<'_>) {
         let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
         if list.len() < MAX_LOOPS {
+            l.counted.store(true, Ordering::Relaxed);
             list.push(LoopPtr(std::ptr::from_ref(l).cast()));
-            self.len.store(list.len(), Ordering::SeqCst);
+            self.left.fetch_add(1, Ordering::SeqCst);
         }
     }
 
@@ -95,8 +127,9 @@ impl Loops {
         {
             let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
             list.retain(|&o| o != p);
-            self.len.store(list.len(), Ordering::Relaxed);
         }
+        // After a panic some were not drawn.
+        self.is_drawn(l);
         let mut spins = 0u32;
         while l.helpers.load(Ordering::Acquire) > 0 {
             spins += 1;
@@ -105,8 +138,8 @@ impl Loops {
         }
     }
 
-    /// Helps with one open loop, if there is one with ranges left.
-    pub(super) fn help_one(&self) {
+    /// Helps with one open loop, if there is one with ranges left, and wakes others for it.
+    pub(super) fn help_one(&self, wake: impl Fn()) {
         let found = {
             let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
             list.iter().rev().copied().find_map(|p| {
@@ -119,7 +152,8 @@ impl Loops {
             })
         };
         if let Some(l) = found {
-            l.help();
+            l.call(WAKES, wake);
+            l.help(self);
             // The last touch: after this the frame may go.
             l.helpers.fetch_sub(1, Ordering::Release);
         }

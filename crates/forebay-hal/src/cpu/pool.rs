@@ -354,13 +354,19 @@ impl Shared {
         let work = Loop::new(n, grain, f);
         self.loops.open(&work);
         fence(Ordering::SeqCst);
-        let helpers = work.ranges().saturating_sub(1).min(self.sleep.sleepers());
-        for _ in 0..helpers {
-            self.sleep.wake_one();
-        }
-        work.help();
+        work.call(1, || self.wake_a_helper());
+        work.help(&self.loops);
         self.loops.close(&work);
         work.rethrow();
+    }
+}
+
+impl Shared {
+    /// For a loop; who does not sleep finds it.
+    fn wake_a_helper(&self) {
+        if self.sleep.sleepers() > 0 {
+            self.sleep.wake_one();
+        }
     }
 }
 
@@ -597,7 +603,7 @@ impl Look for Worker {
 
     fn help(&self) {
         self.begins();
-        self.shared.loops.help_one();
+        self.shared.loops.help_one(|| self.shared.wake_a_helper());
     }
 
     fn helps(&self) -> bool {

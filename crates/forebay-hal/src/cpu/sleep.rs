@@ -20,11 +20,12 @@ use std::sync::PoisonError;
 
 use crate::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, Parker, fence, yield_now};
 
-/// Searches without success before a worker sleeps: about 20 µs, the order of one futex wake-up.
-#[cfg(not(all(loom, test)))]
+/// Searches without success before a worker sleeps: about 20 µs, the order of one futex wake-up. Where there are more workers,
+/// whose queues each search looks into, there are fewer searches.
+fn rounds(workers: usize) -> u32 {
+    if cfg!(all(loom, test)) { 1 } else { (SPIN_ROUNDS / (1 + workers as u32 / 16)).max(1) }
+}
 const SPIN_ROUNDS: u32 = 200;
-#[cfg(all(loom, test))]
-const SPIN_ROUNDS: u32 = 1;
 
 /// What a worker does while it has no job.
 pub(super) trait Look {
@@ -124,7 +125,7 @@ impl Sleep {
         loop {
             // At most half of the workers search at a time: work then tends to stay on the cores where its data is.
             let most = (self.workers / 2).max(1);
-            let rounds = if self.searching.fetch_add(1, Ordering::SeqCst) < most { SPIN_ROUNDS } else { 1 };
+            let rounds = if self.searching.fetch_add(1, Ordering::SeqCst) < most { rounds(self.workers) } else { 1 };
             let mut found = self.look(rounds, l);
             self.searching.fetch_sub(1, Ordering::SeqCst);
             // As in rule 1: whoever saw us search and woke nobody, or we, see the other.

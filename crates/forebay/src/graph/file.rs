@@ -180,7 +180,7 @@ struct DrainDecl {
 /// [`Error::File`] with path, line and column.
 pub fn load(path: &Path, library: &Library) -> Result<Graph> {
     let name = path.display().to_string();
-    let unreadable = |e: std::io::Error| Error::File { file: name.clone(), line: 1, column: 1, why: e.to_string() };
+    let unreadable = |e: std::io::Error| Error::File { file: name.clone(), line: 0, column: 0, why: e.to_string() };
     let text = std::fs::read_to_string(path).map_err(unreadable)?;
     Reader { file: &name, text: &text, folder: path.parent(), library }.graph()
 }

@@ -101,7 +101,11 @@ impl Camera {
         let failed = |e: std::io::Error| format!("{}: {e}", path.display());
         let device = Device::open(path).map_err(failed)?;
         let offered = device.formats(BufType::VIDEO_CAPTURE).map(|f| f.map(|f| f.pixel_format()));
-        let offered = offered.collect::<std::io::Result<Vec<_>>>().map_err(failed)?;
+        let unlike = |e: std::io::Error| match e.raw_os_error().map(rustix::io::Errno::from_raw_os_error) {
+            Some(rustix::io::Errno::NOTTY) => format!("{}: it is no camera (V4L2)", path.display()),
+            _ => failed(e),
+        };
+        let offered = offered.collect::<std::io::Result<Vec<_>>>().map_err(unlike)?;
         let wanted = FORMATS.into_iter().find(|f| offered.contains(f)).ok_or_else(|| {
             let names: Vec<String> = offered.iter().map(ToString::to_string).collect();
             format!("{}: no format of GREY, YUYV, MJPG; it has: {}", path.display(), names.join(", "))

@@ -201,6 +201,31 @@ fn parallel_for_covers_every_index_once_even_nested() {
     }
 }
 
+/// Each of as many ranges as there are threads waits for all others. Whoever has the loop wakes one, which wakes others.
+#[test]
+fn a_loop_that_everybody_can_help_has_everybody() {
+    let pool = Pool::new(12);
+    for _ in 0..20 {
+        // The caller is no worker.
+        let (came, all) = (AtomicUsize::new(0), 13);
+        let begun = Instant::now();
+        pool.parallel_for(all, 1, &|_, _| {
+            came.fetch_add(1, Ordering::SeqCst);
+            while came.load(Ordering::SeqCst) < all && begun.elapsed() < Duration::from_secs(20) {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+        });
+        assert!(begun.elapsed() < Duration::from_secs(20), "{} of {all} came", came.into_inner());
+        // Now and then everybody sleeps when the next one comes.
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    // What has no ranges left is nothing to help with, whatever became of it.
+    let r = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        pool.parallel_for(100, 1, &|_, _| panic!("no"));
+    }));
+    assert!(r.is_err() && !pool.shared.loops.any());
+}
+
 #[test]
 fn a_panic_in_a_loop_reaches_the_caller_and_the_pool_survives() {
     let pool = Pool::new(2);
