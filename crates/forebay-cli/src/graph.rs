@@ -209,7 +209,11 @@ fn execute(g: Graph, on: &On, blocks: u64, contents: &[String], print: Option<bo
                 let _ = run.stop();
             }
         };
-        let pushers: Vec<_> = feeds.iter().map(|given| s.spawn(move || push(given))).collect();
+        let pushers = feeds.iter().map(|given| crate::beside(s, move || push(given)));
+        let pushers = pushers.collect::<Result<Vec<_>, String>>().inspect_err(|_| {
+            // Those that there are would wait for them.
+            let _ = run.stop();
+        })?;
         let pulled = pull_all(run, &drains, blocks, || pushers.iter().all(ScopedJoinHandle::is_finished));
         drop(pushers);
         failure.get().map_or_else(|| pulled.map_err(text), |why| Err(why.clone()))

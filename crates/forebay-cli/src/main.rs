@@ -113,6 +113,14 @@ pub(crate) fn runtime(device: &str, mode: forebay::Mode) -> Result<forebay::Runt
     b.build().map_err(|e| e.to_string())
 }
 
+/// A thread of this scope. There may be as many of a user as the system allows.
+pub(crate) fn beside<'scope, T: Send + 'scope>(
+    s: &'scope std::thread::Scope<'scope, '_>,
+    f: impl FnOnce() -> T + Send + 'scope,
+) -> Result<std::thread::ScopedJoinHandle<'scope, T>, String> {
+    std::thread::Builder::new().spawn_scoped(s, f).map_err(|e| format!("no thread can be started: {e}"))
+}
+
 /// Says which devices a graph that has started does not use: somebody may be looking for their GPU.
 pub(crate) fn tell_unused(rt: &forebay::Runtime) {
     for (name, why) in rt.unused() {

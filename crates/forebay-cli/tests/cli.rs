@@ -322,6 +322,27 @@ fn the_demo_goes_elsewhere_if_a_gpu_is_full_and_fails_if_that_one_is_asked_for()
     }
 }
 
+/// As another user, of whom there is nobody else: for root the system's limit does not hold.
+#[test]
+fn where_no_thread_can_be_had_it_is_said() {
+    let limited = |n: &str, args: &[&str]| {
+        let mut c = Command::new("setpriv");
+        c.args(["--reuid=54321", "--clear-groups", "prlimit", &format!("--nproc={n}"), env!("CARGO_BIN_EXE_forebay")]);
+        c.args(args).env("OCL_ICD_VENDORS", "/nowhere").output()
+    };
+    let able = limited("100", &["--version"]).is_ok_and(|o| o.status.success());
+    if !able {
+        return eprintln!("skipped: it takes root, and a place that others may look into");
+    }
+    for args in [&["demo", "gesture", "--frames", "2"][..], &["graph", "run", &example(), "--blocks", "2"]] {
+        // One for the command, and one worker.
+        let o = limited("2", args).unwrap();
+        let said = String::from_utf8_lossy(&o.stderr);
+        assert!(!o.status.success() && said.contains("no thread can be started"), "{said}");
+        assert!(!said.contains("panicked"), "{said}");
+    }
+}
+
 #[test]
 fn one_gpu_of_several_is_asked_for_by_its_number() {
     let Some(dir) = stand_in::build() else { return };

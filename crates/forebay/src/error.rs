@@ -106,10 +106,10 @@ pub enum Error {
         /// The tasks along it, the first one repeated at the end.
         path: Vec<String>,
     },
-    /// A template whose size does not fit.
-    #[error("template of {what}: {why}")]
+    /// A size or a number that cannot be, mostly a template's.
+    #[error("{what}: {why}")]
     Size {
-        /// Port or block.
+        /// Whose it is.
         what: String,
         /// What overflows or is zero.
         why: String,

@@ -175,7 +175,7 @@ impl Template {
     /// [`Error::Size`] for a zero dimension, a stride shorter than a row or not a multiple of the element, records or bytes in
     /// rows, or more than [`Template::MAX_BYTES`].
     pub fn validate(&self, what: &str) -> Result<()> {
-        let bad = |why: String| Err(Error::Size { what: what.into(), why });
+        let bad = |why: String| Err(Error::Size { what: format!("template of {what}"), why });
         if self.dims.contains(&0) || self.elem.size() == 0 {
             return bad(format!("a dimension of {self} is zero"));
         }

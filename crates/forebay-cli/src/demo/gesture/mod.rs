@@ -224,7 +224,7 @@ pub fn replay(
     let mut latency_ms = Vec::with_capacity(count.min(MAX_LATENCIES) as usize);
     let mut gestures = 0;
     std::thread::scope(|s| -> Result<(), String> {
-        let cameras = s.spawn(|| {
+        let cameras = crate::beside(s, || {
             let fed = (0..count).try_for_each(|i| {
                 source.frame(i, begun, &mut frame)?;
                 push(left, &frame.left)?;
@@ -236,7 +236,7 @@ pub fn replay(
                 let _ = run.stop();
             }
             fed
-        });
+        })?;
         let pulled = (0..count).try_for_each(|i| {
             let block = run.pull(p.events)?;
             let at = sent.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
