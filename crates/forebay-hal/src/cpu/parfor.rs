@@ -97,6 +97,8 @@ unsafe impl Send for LoopPtr {}
 #[derive(Default)]
 pub(super) struct Loops {
     list: Mutex<Vec<LoopPtr>>,
+    /// How many there are.
+    open: AtomicUsize,
     /// How many of them have ranges left, so that nobody asks the lock in vain.
     left: AtomicUsize,
 }
@@ -104,6 +106,11 @@ pub(super) struct Loops {
 impl Loops {
     pub(super) fn any(&self) -> bool {
         self.left.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether some loop has not ended, though nothing may be left of it to help with.
+    pub(super) fn are_open(&self) -> bool {
+        self.open.load(Ordering::Relaxed) > 0
     }
 
     /// A loop has no ranges left, or is about to go.
@@ -118,6 +125,7 @@ impl Loops {
         if list.len() < MAX_LOOPS {
             l.counted.store(true, Ordering::Relaxed);
             list.push(LoopPtr(std::ptr::from_ref(l).cast()));
+            self.open.store(list.len(), Ordering::Relaxed);
             self.left.fetch_add(1, Ordering::SeqCst);
         }
     }
@@ -127,6 +135,7 @@ impl Loops {
         {
             let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
             list.retain(|&o| o != p);
+            self.open.store(list.len(), Ordering::Relaxed);
         }
         // After a panic some were not drawn.
         self.is_drawn(l);

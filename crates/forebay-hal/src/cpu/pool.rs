@@ -610,6 +610,10 @@ impl Look for Worker {
         self.shared.loops.any()
     }
 
+    fn expects(&self) -> bool {
+        self.shared.loops.are_open()
+    }
+
     fn search(&self) -> Option<Job> {
         if let Some(job) = self.own().or_else(|| self.shared.pop_overflow()) {
             return Some(job);

@@ -26,6 +26,8 @@ fn rounds(workers: usize) -> u32 {
     if cfg!(all(loom, test)) { 1 } else { (SPIN_ROUNDS / (1 + workers as u32 / 16)).max(1) }
 }
 const SPIN_ROUNDS: u32 = 200;
+/// So many times as long one searches while it expects something.
+const STAYS: u32 = 20;
 
 /// What a worker does while it has no job.
 pub(super) trait Look {
@@ -40,6 +42,10 @@ pub(super) trait Look {
     fn help(&self);
     /// Whether there is something to help with.
     fn helps(&self) -> bool;
+    /// Whether there will be more to help with soon, so that one had better stay awake.
+    fn expects(&self) -> bool {
+        false
+    }
     /// Takes a job from wherever there is one.
     fn search(&self) -> Option<Self::Job>;
     /// Whether there are more in the queue for all.
@@ -125,8 +131,12 @@ impl Sleep {
         loop {
             // At most half of the workers search at a time: work then tends to stay on the cores where its data is.
             let most = (self.workers / 2).max(1);
-            let rounds = if self.searching.fetch_add(1, Ordering::SeqCst) < most { rounds(self.workers) } else { 1 };
-            let mut found = self.look(rounds, l);
+            let before = self.searching.fetch_add(1, Ordering::SeqCst);
+            let rounds = if before < most { rounds(self.workers) } else { 1 };
+            // Loops come one after the other, and where the last range of one takes longer than anybody searches, waking somebody
+            // for each would be a good part of many a loop. One that stays awake wakes the others.
+            let longer = if before == 0 { rounds.saturating_mul(STAYS) } else { rounds };
+            let mut found = self.look(rounds, longer, l);
             self.searching.fetch_sub(1, Ordering::SeqCst);
             // As in rule 1: whoever saw us search and woke nobody, or we, see the other.
             fence(Ordering::SeqCst);
@@ -167,8 +177,12 @@ impl Sleep {
         }
     }
 
-    fn look<L: Look>(&self, rounds: u32, l: &L) -> Option<L::Job> {
-        for round in 0..rounds {
+    /// Searches so often, or, for as long as it expects something, `longer`.
+    fn look<L: Look>(&self, rounds: u32, longer: u32, l: &L) -> Option<L::Job> {
+        for round in 0..longer {
+            if round >= rounds && !l.expects() {
+                break;
+            }
             if l.stopped() {
                 return None;
             }
