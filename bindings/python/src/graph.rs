@@ -302,7 +302,7 @@ fn io(e: std::io::Error, path: &Path) -> PyErr {
 #[pyfunction]
 pub fn load(path: PathBuf) -> PyResult<Graph> {
     // What is not there is Python's FileNotFoundError.
-    std::fs::File::open(&path).map_err(|e| io(e, &path))?;
+    std::fs::read(&path).map_err(|e| io(e, &path))?;
     let g = forebay::graph::load(&path, &forebay::graph::Library::standard()).map_err(raise)?;
     let (feeds, drains) = (g.feeds(), g.drains());
     Ok(Graph { inner: Mutex::new(Some(g)), feeds, drains })
