@@ -301,9 +301,11 @@ fn io(e: std::io::Error, path: &Path) -> PyErr {
 /// Reads a graph file.
 #[pyfunction]
 pub fn load(path: PathBuf) -> PyResult<Graph> {
-    // What is not there is Python's FileNotFoundError.
-    std::fs::read(&path).map_err(|e| io(e, &path))?;
-    let g = forebay::graph::load(&path, &forebay::graph::Library::standard()).map_err(raise)?;
+    let g = forebay::graph::load(&path, &forebay::graph::Library::standard()).map_err(|e| match e {
+        // What is not there is Python's FileNotFoundError. (Asked only now: a pipe can be read once.)
+        forebay::Error::File { line: 0, .. } => std::fs::read(&path).err().map_or_else(|| raise(e), |e| io(e, &path)),
+        e => raise(e),
+    })?;
     let (feeds, drains) = (g.feeds(), g.drains());
     Ok(Graph { inner: Mutex::new(Some(g)), feeds, drains })
 }

@@ -113,9 +113,13 @@ fn check(format: &str, size: usize, t: &Template) -> PyResult<()> {
     )))
 }
 
-/// After how many items each dimension of this shape begins anew, but for the ends.
-fn seams(shape: &[usize]) -> Vec<usize> {
-    let whole = shape.iter().product::<usize>();
+/// How many items an array of this shape has; none if they cannot be counted.
+fn count(shape: &[usize]) -> Option<usize> {
+    shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d))
+}
+
+/// After how many items each dimension of this shape, which has `whole` of them, begins anew, but for the ends.
+fn seams(shape: &[usize], whole: usize) -> Vec<usize> {
     let from_inside = shape.iter().rev().scan(1usize, |n, d| {
         *n = n.saturating_mul(*d);
         Some(*n)
@@ -129,11 +133,12 @@ fn check_shape(format: &str, size: usize, shape: &[usize], t: &Template) -> PyRe
     let [x, y, z] = t.dims;
     let takes = [z, y, x];
     let numbers = element(format, size).is_ok_and(|is| is.unwrap_or(Elem::U8) == t.elem);
-    let as_many = shape.iter().product::<usize>() == takes.iter().product::<usize>();
-    if t.layout != Layout::Array || !numbers || !as_many {
+    // With another number of them that is what is wrong, and said elsewhere.
+    let Some(whole) = count(shape).filter(|n| Some(*n) == count(&takes)) else { return Ok(()) };
+    if t.layout != Layout::Array || !numbers {
         return Ok(());
     }
-    let (has, wants) = (seams(shape), seams(&takes));
+    let (has, wants) = (seams(shape, whole), seams(&takes, whole));
     let within = |a: &[usize], b: &[usize]| a.iter().all(|n| b.contains(n));
     if within(&has, &wants) || within(&wants, &has) {
         return Ok(());

@@ -65,6 +65,7 @@ class Blocks(unittest.TestCase):
             ("f32[8", None, ValueError),
             ("f32[0]", None, ValueError),
             ("f64[99999999999x99999999999]", None, ValueError),
+            ("f64[99999999999x99999999999]", array("d", range(8)), ValueError),
             ("f32[8]", b"abc", ValueError),
             ("u32<=2", array("I", [1, 2, 3]), ValueError),
             ("f32[8]", 3.5, TypeError),
@@ -347,6 +348,12 @@ class Graphs(unittest.TestCase):
             forebay.load("/nowhere/g.toml")
         with self.assertRaisesRegex(IsADirectoryError, "'/'"):
             forebay.load("/")
+        # What can be read once.
+        at, to = os.pipe()
+        os.write(to, EXAMPLE.read_bytes().replace(b'file = "', f'file = "{EXAMPLE.parent}/'.encode()))
+        os.close(to)
+        self.assertIn("multiply", forebay.load(f"/dev/fd/{at}").svg())
+        os.close(at)
         with tempfile.NamedTemporaryFile("w", suffix=".toml") as f:
             f.write('name = "g"\n[[task]]\nnam = "t"\n')
             f.flush()

@@ -168,3 +168,39 @@ impl Loops {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_many_are_woken_as_can_be_of_use_and_nobody_asks_for_what_is_drawn() {
+        let (loops, woken) = (Loops::default(), AtomicUsize::new(0));
+        let call = |l: &Loop<'_>, some| {
+            let before = woken.load(Ordering::Relaxed);
+            l.call(some, || _ = woken.fetch_add(1, Ordering::Relaxed));
+            woken.load(Ordering::Relaxed) - before
+        };
+        let seen = Mutex::new(Vec::new());
+        let body = |at: usize, end: usize| {
+            // The last range has been drawn, and is still being done.
+            seen.lock().unwrap().push((at, end, loops.any(), loops.are_open()));
+        };
+        let l = Loop::new(10, 3, &body);
+        loops.open(&l);
+        // Four ranges: three others, whoever calls them.
+        assert_eq!((call(&l, 1), call(&l, 1), call(&l, 5), call(&l, 1)), (1, 1, 1, 0));
+        l.help(&loops);
+        let one = |at, end, any| (at, end, any, true);
+        assert_eq!(*seen.lock().unwrap(), [one(0, 3, true), one(3, 6, true), one(6, 9, true), one(9, 10, false)]);
+        loops.close(&l);
+        assert!(!loops.any() && !loops.are_open());
+        // Nobody for the last range: its drawer does it himself.
+        let l = Loop::new(10, 3, &body);
+        loops.open(&l);
+        l.next.store(9, Ordering::Relaxed);
+        assert_eq!(call(&l, 2), 0);
+        loops.close(&l);
+        assert!(!loops.any());
+    }
+}

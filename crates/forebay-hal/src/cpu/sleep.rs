@@ -23,9 +23,11 @@ use crate::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, Parker, fence, yield
 /// Searches without success before a worker sleeps: about 20 µs, the order of one futex wake-up. Where there are more workers,
 /// whose queues each search looks into, there are fewer searches.
 fn rounds(workers: usize) -> u32 {
-    if cfg!(all(loom, test)) { 1 } else { (SPIN_ROUNDS / (1 + workers as u32 / 16)).max(1) }
+    if cfg!(all(loom, test)) { 1 } else { (SPIN_ROUNDS / (1 + workers / CHEAP_QUEUES) as u32).max(1) }
 }
 const SPIN_ROUNDS: u32 = 200;
+/// So many queues more cost as much to look into as the rest of a search.
+const CHEAP_QUEUES: usize = 16;
 /// So many times as long one searches while it expects something.
 const STAYS: u32 = 20;
 
@@ -235,6 +237,50 @@ mod by_hand {
         }
         fn more(&self) -> bool {
             false
+        }
+    }
+
+    /// A loop is open all the time, of which nothing is left; after the first one's search there is nothing to be done any more.
+    struct Expecting {
+        sleep: Sleep,
+        searches: AtomicUsize,
+        stopped: AtomicBool,
+    }
+
+    impl Look for Expecting {
+        type Job = ();
+        fn stopped(&self) -> bool {
+            self.stopped.load(Ordering::SeqCst)
+        }
+        fn help(&self) {}
+        fn helps(&self) -> bool {
+            false
+        }
+        fn expects(&self) -> bool {
+            true
+        }
+        fn search(&self) -> Option<()> {
+            self.searches.fetch_add(1, Ordering::SeqCst);
+            // The one before it sleeps is made when it is on the list.
+            self.stopped.store(self.sleep.sleepers() > 0, Ordering::SeqCst);
+            None
+        }
+        fn more(&self) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn one_of_those_who_search_stays_awake_while_a_loop_is_open() {
+        for (others, workers, searches) in
+            [(0, 8, SPIN_ROUNDS * STAYS), (1, 8, SPIN_ROUNDS), (4, 8, 1), (1, 64, SPIN_ROUNDS / 5)]
+        {
+            let (searches_made, stopped) = (AtomicUsize::new(0), AtomicBool::new(false));
+            let scene = Expecting { sleep: Sleep::new(workers, 0), searches: searches_made, stopped };
+            scene.sleep.searching.fetch_add(others, Ordering::SeqCst);
+            assert!(scene.sleep.find(0, &scene).is_none());
+            // And the last one.
+            assert_eq!(scene.searches.into_inner(), searches as usize + 1, "{others} others of {workers}");
         }
     }
 
