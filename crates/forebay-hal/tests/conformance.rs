@@ -57,6 +57,23 @@ fn check_parts(kind: Kind) -> usize {
     discover(&[kind]).0.iter().filter(|d| d.compiles().is_ok() && divided(d)).count()
 }
 
+/// They have no memory in common with the processor, begin nothing before they are told to, and take no group that does not fit.
+#[test]
+fn opencl_gpus_conform() {
+    if !stand_in::on_opencl_gpus("opencl_gpus_conform") {
+        return;
+    }
+    let (devices, why) = discover(&[Kind::OpenCl]);
+    assert!(!devices.is_empty() || why.iter().any(|(_, why)| matches!(why, Error::NoDevice { .. })), "{why:?}");
+    for d in devices {
+        assert!(!d.info().is_cpu && d.without().is_empty(), "{:?}", d.without());
+        assert_eq!(d.plain_copy(), None);
+        assert!(matches!(d.alloc_shared(64).map(|_| ()), Err(Error::Unsupported { .. })));
+        assert!(matches!(d.split(1).map(|_| ()), Err(Error::Unsupported { .. })));
+        check(&*d);
+    }
+}
+
 #[test]
 fn parts_are_devices() {
     if stand_in::is_here() {

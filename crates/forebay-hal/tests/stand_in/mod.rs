@@ -1,6 +1,7 @@
 //! The stand-in for NVIDIA's driver and compiler (`cuda.cpp` beside this file), for tests on machines without a GPU; and one
 //! for an OpenCL loader (`opencl.cpp`), which only shows devices. With NVIDIA's own compiler beside it, which needs no GPU, it
-//! runs what that makes for GPUs, warp by warp (`ptx/`).
+//! runs what that makes for GPUs, warp by warp (`ptx/`). Where there is an OpenCL driver for processors, `opencl_gpu.cpp` makes it
+//! as strict as a GPU's.
 //! Shared by the tests of several crates by path.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -12,15 +13,25 @@ use std::sync::OnceLock;
 #[allow(dead_code, reason = "not every test program that includes this file has such a test")]
 pub const OPENCL: &str = "stand-in-opencl.so";
 
-/// A folder with the stand-in as `libcuda.so.1` and `libnvrtc.so.12`, and [`OPENCL`]; none without g++. It is beside this test
-/// program, named after its source, and built once for all test programs there.
+/// The same for what makes OpenCL devices behave as GPUs; not there where there is no OpenCL.
+const OPENCL_GPU: &str = "stand-in-opencl-gpu.so";
+
+/// A folder with the stand-in as `libcuda.so.1` and `libnvrtc.so.12`, [`OPENCL`], and [`OPENCL_GPU`]; none without g++. It is beside
+/// this test program, named after its source, and built once for all test programs there.
 pub fn build() -> Option<&'static Path> {
     static DIR: OnceLock<Option<PathBuf>> = OnceLock::new();
     DIR.get_or_init(|| {
         // From inside the test program, which may run where there is no checkout.
-        const SOURCES: [(&str, &str, &str); 2] = [
-            ("cuda.cpp", include_str!("cuda.cpp"), "libcuda.so.1"),
-            ("opencl.cpp", include_str!("opencl.cpp"), OPENCL),
+        // The last one needs a loader to be linked to, and may fail.
+        const SOURCES: [(&str, &str, &str, &[&str]); 3] = [
+            ("cuda.cpp", include_str!("cuda.cpp"), "libcuda.so.1", &["-ldl"]),
+            ("opencl.cpp", include_str!("opencl.cpp"), OPENCL, &[]),
+            (
+                "opencl_gpu.cpp",
+                include_str!("opencl_gpu.cpp"),
+                OPENCL_GPU,
+                &["-Wl,--no-as-needed", "-l:libOpenCL.so.1", "-ldl"],
+            ),
         ];
         const HEADERS: [(&str, &str); 13] = [
             ("machine.h", include_str!("machine.h")),
@@ -52,11 +63,15 @@ pub fn build() -> Option<&'static Path> {
         for (name, text) in HEADERS {
             std::fs::write(own.join(name), text).ok()?;
         }
-        for (name, text, library) in SOURCES {
+        for (name, text, library, linked) in SOURCES {
             let source = own.join(name);
             std::fs::write(&source, text).ok()?;
-            match Command::new("g++").args(FLAGS).arg("-o").arg(own.join(library)).arg(source).arg("-ldl").status() {
-                Ok(status) => assert!(status.success(), "the stand-in {name} does not compile"),
+            match Command::new("g++").args(FLAGS).arg("-o").arg(own.join(library)).arg(source).args(linked).output() {
+                Ok(said) if said.status.success() => {}
+                Ok(said) => {
+                    let said = String::from_utf8_lossy(&said.stderr);
+                    assert!(said.contains("-l:libOpenCL.so.1"), "the stand-in {name} does not compile:\n{said}");
+                }
                 Err(e) => {
                     eprintln!("skipped: no g++ for the stand-in: {e}");
                     std::fs::remove_dir_all(own).ok()?;
@@ -122,6 +137,27 @@ pub fn again_with(name: &str, variables: &[(&str, &str)]) {
         let skipped = text.lines().any(|l| l.contains("skipped") && !l.contains("no opencl device"));
         assert!(!skipped, "{name} did not find the stand-in:\n{text}");
     }
+}
+
+/// The path of what makes OpenCL devices behave as GPUs, for `OPENCL_DYLIB_PATH`; none, and a word about it, where there is no
+/// OpenCL.
+#[allow(dead_code, reason = "not every test program that includes this file has such a test")]
+pub fn opencl_gpu() -> Option<String> {
+    let library = build()?.join(OPENCL_GPU);
+    if !library.exists() {
+        eprintln!("skipped: no OpenCL loader to make a GPU of");
+    }
+    library.exists().then(|| library.display().to_string())
+}
+
+/// Whether this process's OpenCL devices behave as GPUs; if not, runs the test `name` once more in one whose do.
+#[allow(dead_code, reason = "not every test program that includes this file has such a test")]
+pub fn on_opencl_gpus(name: &str) -> bool {
+    let here = std::env::var("OPENCL_DYLIB_PATH").is_ok_and(|p| p.ends_with(OPENCL_GPU));
+    if !here && let Some(library) = opencl_gpu() {
+        child(name, |mut c| c.env("OPENCL_DYLIB_PATH", library).output().expect("this program can be started again"));
+    }
+    here
 }
 
 /// What makes a command's stand-in run what NVIDIA's own compiler makes: none, and a word about it, where the tests are not told
