@@ -14,6 +14,7 @@ fn main() {
         Request::Resume { pid: 7 },
         Request::List { after: 0 },
         Request::Devices,
+        Request::Bring { device: "gpu".into() },
         Request::CoRun { group: "mine".into(), class: Some(Class::Interactive), nice: None },
     ];
     let process = Process {

@@ -6,7 +6,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -210,6 +210,10 @@ pub struct Session {
     pages: Pages,
     /// There is no service: everything is allowed.
     free: AtomicBool,
+    /// Accounts, a bit each, on devices that the service that was found again does not share: everything is allowed there.
+    away: AtomicU32,
+    /// What is said of these.
+    unheard: ProgramWords,
     /// Times that a service was found.
     found: AtomicU64,
     wake: OwnedFd,
@@ -222,7 +226,14 @@ pub struct Session {
 struct State {
     connection: Option<Arc<Connection>>,
     /// Devices joined, by account.
-    joined: Vec<(String, bool)>,
+    joined: Vec<Joined>,
+}
+
+#[derive(Clone)]
+struct Joined {
+    device: String,
+    /// The service need not know it.
+    brought: bool,
 }
 
 struct Pages {
@@ -259,6 +270,8 @@ impl Session {
             asking: Mutex::default(),
             pages,
             free: AtomicBool::new(false),
+            away: AtomicU32::new(0),
+            unheard: ProgramWords::default(),
             found: AtomicU64::new(1),
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io("eventfd"))?,
             stop: AtomicBool::new(false),
@@ -296,14 +309,26 @@ impl Session {
         self.pages.global.device(device)
     }
 
-    /// An account on a device.
+    /// An account on a device of the service's.
     ///
     /// # Errors
     /// [`Error`].
     pub fn join(self: &Arc<Self>, device: &str) -> Result<Account> {
+        self.get(Joined { device: device.to_owned(), brought: false })
+    }
+
+    /// An account on a device that the service need not have been told of: all programs that bring it share it.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn bring(self: &Arc<Self>, device: &str) -> Result<Account> {
+        self.get(Joined { device: device.to_owned(), brought: true })
+    }
+
+    fn get(self: &Arc<Self>, wanted: Joined) -> Result<Account> {
         let _asking = self.asking();
         let connection = self.state().connection.clone().ok_or_else(|| Error::Absent(self.paths.clone()))?;
-        let answer = join(&connection, device);
+        let answer = join(&connection, &wanted);
         if let Err(e) = &answer
             && !matches!(e, Error::Refused(_))
         {
@@ -311,7 +336,6 @@ impl Session {
             self.lose(&connection);
         }
         let (number, metered) = answer?;
-        let number = usize::from(number);
         let mut state = self.state();
         // The service may have gone since it answered; then there is nobody to join.
         if !state.connection.as_ref().is_some_and(|c| Arc::ptr_eq(c, &connection)) {
@@ -322,7 +346,7 @@ impl Session {
             self.lose(&connection);
             return Err(Error::Confused);
         }
-        state.joined.push((device.to_owned(), metered));
+        state.joined.push(wanted);
         Ok(Account { session: self.clone(), number, metered, spent: AtomicU64::new(cpu_time_ns()) })
     }
 
@@ -345,8 +369,17 @@ impl Session {
         let connection = Connection::first_of(&self.paths, &self.name)?;
         // Nobody joins meanwhile.
         let joined = self.state().joined.clone();
-        for (at, (device, _)) in joined.iter().enumerate() {
-            if usize::from(join(&connection, device)?.0) != at {
+        let mut away = 0;
+        for (at, wanted) in joined.iter().enumerate() {
+            let number = match join(&connection, wanted) {
+                // It was started otherwise than the one before. Something has to have the account's number.
+                Err(Error::Refused(_)) if wanted.device != CPU => {
+                    away |= 1u32 << at;
+                    join(&connection, &Joined { device: CPU.into(), brought: false })?.0
+                }
+                answer => answer?.0,
+            };
+            if number != at {
                 return Err(Error::Confused);
             }
         }
@@ -355,7 +388,10 @@ impl Session {
         // has used: this service counts from none, and would count no faster than the device works.
         let [global, client, program, _] = &connection.files;
         let next = Mapped::<ProgramPage>::open(program.as_fd(), true).map_err(io("map the program's page"))?;
-        for (old, new) in self.pages.program.accounts.iter().zip(&next.accounts) {
+        for (at, (old, new)) in self.pages.program.accounts.iter().zip(&next.accounts).enumerate() {
+            if away & 1 << at != 0 {
+                continue;
+            }
             new.tasks.store(old.tasks.load(Ordering::Relaxed), Ordering::Relaxed);
             new.demand.store(old.demand.load(Ordering::Relaxed), Ordering::Relaxed);
             new.busy.store(old.busy.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -364,15 +400,18 @@ impl Session {
         self.pages.client.replace(client.as_fd(), false).map_err(io("map the private page"))?;
         self.pages.program.replace(program.as_fd(), true).map_err(io("map the program's page"))?;
         state.connection = Some(Arc::new(connection));
+        self.away.store(away, Ordering::Relaxed);
         self.found.fetch_add(1, Ordering::Relaxed);
         self.free.store(false, Ordering::Release);
         Ok(())
     }
 }
 
-fn join(connection: &Connection, device: &str) -> Result<(u8, bool)> {
-    match connection.ask(&Request::Join { device: device.to_owned() })? {
-        Reply::Joined { account, metered } => Ok((account, metered)),
+/// The account's number, and whether the kernel measures what is used.
+fn join(connection: &Connection, wanted: &Joined) -> Result<(usize, bool)> {
+    let device = wanted.device.clone();
+    match connection.ask(&if wanted.brought { Request::Bring { device } } else { Request::Join { device } })? {
+        Reply::Joined { account, metered } => Ok((account.into(), metered)),
         _ => Err(Error::Confused),
     }
 }
@@ -450,7 +489,12 @@ pub struct Account {
 
 impl Account {
     fn mine(&self) -> &ProgramWords {
-        &self.session.pages.program.accounts[self.number]
+        if self.is_away() { &self.session.unheard } else { &self.session.pages.program.accounts[self.number] }
+    }
+
+    /// Whether the service does not share the device any more.
+    fn is_away(&self) -> bool {
+        self.session.away.load(Ordering::Relaxed) & 1 << self.number != 0
     }
 
     /// Whether work may be begun now.
@@ -467,6 +511,7 @@ impl Account {
         let spent = if self.metered { self.spent.load(Ordering::Relaxed) } else { self.mine().used_ns(now_ns) };
         (a.allowance.load(Ordering::Relaxed) > spent.saturating_add(ahead_ns) && a.hold.load(Ordering::Relaxed) == 0)
             || self.session.free.load(Ordering::Relaxed)
+            || self.is_away()
     }
 
     /// Whether the kernel measures what is used, and not the program.
@@ -543,7 +588,7 @@ impl Account {
     /// Whether others wait while this program works, so that the service wants to know when it does.
     #[inline]
     pub fn has_precedence(&self) -> bool {
-        self.session.pages.client.accounts[self.number].precedence.load(Ordering::Relaxed) != 0
+        self.session.pages.client.accounts[self.number].precedence.load(Ordering::Relaxed) != 0 && !self.is_away()
     }
 
     /// The program begins to work, or has nothing left to do. The service is told if it wants to know.
@@ -568,6 +613,7 @@ impl Account {
 
     /// How the program stands on the device.
     pub fn standing(&self) -> Option<Standing> {
+        (!self.is_away()).then_some(())?;
         self.session.pages.client.accounts[self.number].standing()
     }
 

@@ -125,6 +125,7 @@ pub struct ProgramPage {
 unsafe impl Page for ProgramPage {}
 
 /// What a program says of one account.
+#[derive(Default)]
 #[repr(C, align(64))]
 pub struct ProgramWords {
     /// What it has used of the device, ns: from the issue of work, or the end of what was before it, to its end. Of the CPU

@@ -113,6 +113,11 @@ pub enum Request {
         /// The group's nice value, if that is to change.
         nice: Option<i8>,
     },
+    /// As `Join`, of a device that the service need not know yet: it is shared by those who bring it.
+    Bring {
+        /// A name that all programs of the device have for it.
+        device: String,
+    },
 }
 
 /// What the service answers.
@@ -354,6 +359,7 @@ mod tests {
             Request::Set { pid: 7, class: Some(Class::Custom(10)), nice: Some(-3) },
             Request::Limit { pid: 7, memory: Some(u64::MAX) },
             Request::List { after: 0 },
+            Request::Bring { device: "gpu".into() },
         ];
         for m in all {
             let bytes = encode(&m);

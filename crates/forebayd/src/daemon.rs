@@ -20,7 +20,7 @@ use crate::steer::Way;
   sudo forebay service                 for everybody on this machine
   forebay service --user               for your own programs, without privileges
   forebay service --order priority     who has the lowest nice value comes first, instead of shares
-  forebay service --device opencl=1    a device whose use programs report themselves
+  forebay service --device 'Arc=2'     a device that does two things at a time
 
 Programs find it by themselves, or where FOREBAY_SOCKET says. Under systemd it says when it is ready, takes its
 socket and answers the watchdog; see docs/scheduling.md.")]
@@ -34,7 +34,8 @@ pub struct Arguments {
     /// Who comes first when there is not enough for all
     #[arg(long, value_enum, default_value_t = OrderName::Share)]
     order: OrderName,
-    /// A device whose use programs report: its name, and how many things it does at a time
+    /// A device that programs share by telling what they use of it: its name, and how many things it does at a time. OpenCL devices
+    /// that do one thing at a time need not be named: programs bring them. CUDA devices are shared so if they are named
     #[arg(long = "device", value_name = "NAME=UNITS", value_parser = device)]
     devices: Vec<(String, u32)>,
     /// Serve figures for Prometheus over HTTP on a local socket: curl --unix-socket PATH http://localhost/metrics

@@ -654,6 +654,7 @@ impl Server {
             }
             // What is longer than the buffer is longer than a message.
             let answer = self.service.message(id, &buffer[..n.min(buffer.len())]);
+            self.service.said().into_iter().for_each(|line| self.say(line));
             if self.service.promised {
                 self.save_if_due(now_ns());
             }

@@ -159,3 +159,39 @@ fn what_was_used_under_an_earlier_service_holds_nobody_up() {
     until("there is credit again", || account.may());
     assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
 }
+
+/// A service that comes back and shares fewer devices than the one before shares the rest.
+#[test]
+fn a_device_that_is_not_shared_any_more_keeps_nobody_from_the_others() {
+    let mut s = Service::start(&["--device", "thing=1"]);
+    let session = forebay_proto::client::Session::open_at(vec![s.dir.join("socket")], "test").unwrap();
+    let cpu = session.join("cpu").unwrap();
+    let (thing, gpu) = (session.join("thing").unwrap(), session.bring("gpu").unwrap());
+    let me = std::process::id();
+    let suspended = |s: &Service| {
+        s.set(me, Class::Suspended);
+        until("nothing may be begun", || !cpu.may());
+    };
+    suspended(&s);
+    until("nor there", || !thing.may() && !gpu.may());
+    s.kill();
+    until("everybody runs", || !session.is_served() && thing.may());
+    s.restart_with(&[]);
+    until("it has come back", || session.is_served());
+    suspended(&s);
+    // Nobody shares this one now, and nothing is said of it. The other was brought once more.
+    assert!(thing.may() && thing.wait(|| u64::MAX) && thing.standing().is_none());
+    until("nor there", || !gpu.may());
+    thing.took(1);
+    let devices: Vec<_> = s.connect().devices().unwrap().into_iter().map(|d| d.name).collect();
+    assert_eq!(devices, ["cpu", "gpu"]);
+    // Its number is not another's.
+    let other = session.bring("other").unwrap();
+    until("nor there", || !other.may());
+    s.kill();
+    until("everybody runs", || !session.is_served());
+    s.restart_with(&["--device", "thing=1"]);
+    until("it has come back", || session.is_served());
+    suspended(&s);
+    until("all are shared again", || ![&thing, &gpu, &other].iter().any(|a| a.may()));
+}

@@ -573,6 +573,42 @@ fn long_kernels_are_issued_one_at_a_time_where_there_is_credit_for_one() {
     assert!((0..3).any(|_| few(in_one_go("on_opencl"))));
 }
 
+/// Nobody has told the service of it. What the programs say that they have used, and what the processor has done for each, since
+/// that is what this GPU is made of.
+#[test]
+fn an_opencl_gpu_is_shared_by_those_who_bring_it() {
+    if forebay::hal::discover(&[forebay::Kind::OpenCl]).0.is_empty() {
+        return eprintln!("skipped: no OpenCL device");
+    }
+    let Some(gpu) = stand_in::opencl_gpu() else { return };
+    let s = Service::start(&[]);
+    let settings = [("TASK_US", "4000".into()), ("OPENCL_DYLIB_PATH", gpu)];
+    let programs = [0, 1].map(|_| Program::start(&s, "on_opencl", &settings));
+    let told = || {
+        let all = s.connect().processes().unwrap();
+        let of = |p: &Program| all.iter().find(|q| q.pid == p.pid() && q.device != "cpu").map_or(0, |q| q.spent_ns);
+        programs.each_ref().map(|p| of(p) as f64 / 1e9)
+    };
+    until("both use it", || told().iter().all(|n| *n > 0.0));
+    until("the log has it, once", || s.said("is shared from now on").len() == 1);
+    for (p, share) in programs.iter().zip([750_000, 250_000]) {
+        s.set(p.pid(), Class::Custom(share));
+    }
+    std::thread::sleep(Duration::from_secs(2));
+    let had = || (told(), programs.each_ref().map(|p| p.cpu().as_secs_f64()));
+    let (before, begun) = (had(), Instant::now());
+    std::thread::sleep(Duration::from_secs(3));
+    let (after, passed) = (had(), begun.elapsed().as_secs_f64());
+    let part = |before: [f64; 2], after: [f64; 2]| {
+        let of = [0, 1].map(|i| (after[i] - before[i]) / passed);
+        println!("{of:.3?}");
+        (of[0] / (of[0] + of[1]), of[0] + of[1])
+    };
+    let (told, cpu) = (part(before.0, after.0), part(before.1, after.1));
+    assert!((told.0 - 0.75).abs() < 0.05 && (cpu.0 - 0.75).abs() < 0.1, "{told:?} {cpu:?}");
+    assert!((0.8..1.1).contains(&told.1), "{told:?}");
+}
+
 /// A share of one core for a program of one thread, beside some that share the others: each of them works on as many cores as its
 /// share is, and not on all of them for a part of the time.
 #[test]

@@ -21,8 +21,10 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use forebay_hal::cpu::{Pool, UNKNOWN_NS};
 use forebay_hal::fork::Home;
+use forebay_hal::{DeviceInfo, Kind};
 use forebay_policy::begin;
 use forebay_proto::client::{Account, Session};
+use forebay_proto::wire::MAX_NAME;
 
 use super::width::Width;
 
@@ -95,6 +97,16 @@ impl Drop for Waits {
     }
 }
 
+/// What all programs call a device, and no other of this machine, if the driver tells where it is.
+fn own_name(info: &DeviceInfo) -> String {
+    let place = info.pci.map_or(String::new(), |p| format!(" at {p}"));
+    let (most, mut name) = (MAX_NAME - place.len().min(MAX_NAME), info.name.clone());
+    while name.len() > most {
+        name.pop();
+    }
+    name + &place
+}
+
 impl Gate {
     /// The task that this thread is at waits for others.
     pub(crate) fn waits(self: &Arc<Self>) -> Waits {
@@ -143,14 +155,22 @@ impl Gate {
         self.others_work.store(true, Ordering::Relaxed);
     }
 
-    /// The process's account on another device, if the service has it: one for all runtimes.
-    pub(crate) fn account(&self, device: &str) -> Option<Arc<Account>> {
+    /// The process's account on another device, if the service shares it: one for all runtimes.
+    pub(crate) fn account(&self, info: &DeviceInfo) -> Option<Arc<Account>> {
         let mut all = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(a) = all.get(device) {
+        let own = own_name(info);
+        if let Some(a) = all.get(&own) {
             return Some(a.clone());
         }
-        let a = Arc::new(self.cpu.session().join(device).ok()?);
-        all.insert(device.to_owned(), a.clone());
+        // First as somebody may have named it when the service was started. Otherwise an NVIDIA GPU is better divided by its own
+        // means (`forebay service --gpu`).
+        let session = self.cpu.session();
+        let a = match session.join(&info.name) {
+            Err(_) if info.kind == Kind::OpenCl => session.bring(&own),
+            named => named,
+        };
+        let a = Arc::new(a.ok()?);
+        all.insert(own, a.clone());
         Some(a)
     }
 
@@ -272,5 +292,26 @@ impl Gate {
         if self.cpu.has_precedence() && self.working.load(Ordering::SeqCst) == 0 {
             self.cpu.works(false);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_hal::Device;
+    use forebay_hal::PciAddress;
+    use forebay_hal::sim::{Model, SimDevice};
+
+    use super::*;
+
+    #[test]
+    fn devices_that_are_alike_have_names_of_their_own() {
+        let mut info = SimDevice::new(Model::default()).info().clone();
+        assert_eq!(own_name(&info), info.name);
+        info.name = "Arc".into();
+        info.pci = Some(PciAddress { domain: 0, bus: 3, device: 0 });
+        assert_eq!(own_name(&info), "Arc at 0000:03:00");
+        info.name = "ä".repeat(MAX_NAME);
+        let own = own_name(&info);
+        assert!(own.len() <= MAX_NAME && own.ends_with("ä at 0000:03:00"), "{own}");
     }
 }

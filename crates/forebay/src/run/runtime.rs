@@ -230,7 +230,7 @@ impl RuntimeBuilder {
                 if info.is_cpu {
                     gate.others_work();
                 }
-                d.serve(gate, if info.is_cpu { Some(gate.cpu().clone()) } else { gate.account(&info.name) });
+                d.serve(gate, if info.is_cpu { Some(gate.cpu().clone()) } else { gate.account(info) });
             }
             // As below: nothing that could become the last owner of anything.
             let gate = Arc::downgrade(gate);

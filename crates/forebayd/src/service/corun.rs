@@ -177,7 +177,7 @@ impl<W: World> Service<W> {
         over.iter().for_each(|f| self.world.quit_mps(f));
     }
 
-    /// What happened to groups since this was asked last, for the log.
+    /// What happened to groups, and which devices came, since this was asked last, for the log.
     pub fn said(&mut self) -> Vec<String> {
         std::mem::take(&mut self.said)
     }

@@ -15,6 +15,7 @@
 //! 6. Device memory: see `limit`.
 //! 7. Whatever a program writes to its own page, and whatever it sends, has an effect on nothing but itself, within limits.
 
+mod brought;
 mod corun;
 mod gpu;
 mod limit;
@@ -31,6 +32,7 @@ use forebay_proto::memory::Made;
 use forebay_proto::page::{AccountWords, GlobalPage, MAX_DEVICES};
 use forebay_proto::wire::{self, CPU, Class, Level, MAX_LISTED, MAX_REQUEST, Refusal, Reply, Request, Saved, Source};
 
+pub use self::brought::{MAX_BROUGHT, MAX_BROUGHT_BY_USER};
 pub use self::corun::{GRACE_NS, MAX_GROUPS, MAX_GROUPS_PER_USER};
 use self::corun::{Group, GroupName, Role, name_in};
 use self::gpu::Gpu;
@@ -163,6 +165,8 @@ struct Device {
     tasks: (u64, u64),
     /// Use that was reported and did not fit the time that had passed.
     over_ns: u64,
+    /// The user whose program has brought it.
+    by: Option<u32>,
 }
 
 impl Device {
@@ -179,6 +183,7 @@ impl Device {
 pub struct Service<W> {
     world: W,
     global: Made<GlobalPage>,
+    order: Order,
     devices: Vec<Device>,
     gpus: Vec<Gpu>,
     processes: BTreeMap<u32, Process>,
@@ -235,7 +240,9 @@ impl<W: World> Service<W> {
                 bank: Bank::new(cores, order),
                 tasks: (0, 0),
                 over_ns: 0,
+                by: None,
             }],
+            order,
             gpus: Vec::new(),
             processes: BTreeMap::new(),
             groups: BTreeMap::new(),
@@ -253,12 +260,13 @@ impl<W: World> Service<W> {
 
     /// Adds a device whose use programs report themselves; its number, or none when there are too many.
     pub fn add_device(&mut self, name: &str, units: u32, order: Order) -> Option<usize> {
-        let index = self.devices.len();
+        let (index, name) = (self.devices.len(), wire::short_name(name));
         if index >= MAX_DEVICES || self.devices.iter().any(|d| d.about.name == name) {
             return None;
         }
-        let about = wire::Device { name: wire::short_name(name), index: index as u8, units, level: Level::Credit };
-        self.devices.push(Device { about, metered: false, bank: Bank::new(units, order), tasks: (0, 0), over_ns: 0 });
+        let about = wire::Device { name, index: index as u8, units, level: Level::Credit };
+        let bank = Bank::new(units, order);
+        self.devices.push(Device { about, metered: false, bank, tasks: (0, 0), over_ns: 0, by: None });
         Some(index)
     }
 
@@ -336,6 +344,7 @@ impl<W: World> Service<W> {
             }
             _ if !s.greeted => Answer::Close("no hello".into()),
             Request::Join { device } => self.join(id, peer.pid, &device).into(),
+            Request::Bring { device } => self.bring(id, peer, &device).into(),
             Request::Leave { account } => self.leave(id, peer.pid, account).into(),
             Request::Set { pid, class, nice } => self.set(peer, pid, class, nice).into(),
             Request::Limit { pid, memory } => self.limit(peer, pid, memory).into(),

@@ -135,8 +135,8 @@ impl<W: World> Service<W> {
     }
 
     pub(super) fn join(&mut self, id: SessionId, pid: u32, name: &str) -> Result<Reply, Refusal> {
-        let device = self.devices.iter().position(|d| d.about.name == name);
-        let device = device.ok_or_else(|| Refusal::NoDevice(wire::short_name(name)))?;
+        let name = wire::short_name(name);
+        let device = self.devices.iter().position(|d| d.about.name == name).ok_or(Refusal::NoDevice(name))?;
         let spent = self.world.cpu_time_ns(pid);
         let p = self.processes.get(&pid).ok_or(Refusal::NoProcess(pid))?;
         let s = self.sessions.get_mut(&id).ok_or(Refusal::NoProcess(pid))?;

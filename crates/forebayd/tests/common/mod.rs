@@ -104,6 +104,13 @@ impl Service {
         self.child.wait().unwrap();
     }
 
+    /// With other arguments.
+    #[allow(dead_code, reason = "not every test program that includes this file has such a test")]
+    pub fn restart_with(&mut self, arguments: &[&str]) {
+        self.arguments = arguments.iter().map(|a| (*a).to_owned()).collect();
+        self.restart();
+    }
+
     pub fn restart(&mut self) {
         (self.child, self.said) = Self::spawn(&self.dir, &self.arguments, &self.environment, self.kernel.as_deref());
     }
