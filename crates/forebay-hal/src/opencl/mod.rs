@@ -357,6 +357,12 @@ impl Device for ClDevice {
             let what = format!("a part of {units} of {all} compute units: something has to be left for each part");
             return Err(Error::Invalid { device: c.name.clone(), what });
         }
+        // Asked before: Mesa's driver (22.3) has no such call, and the loader jumps to nowhere.
+        let ways = device::get_device_info(c.device, device::CL_DEVICE_PARTITION_PROPERTIES).map(Vec::<isize>::from);
+        if !ways.is_ok_and(|w| w.contains(&device::CL_DEVICE_PARTITION_BY_COUNTS)) {
+            let what = "parts of it with so many compute units".into();
+            return Err(Error::Unsupported { device: c.name.clone(), what });
+        }
         let counts = [
             device::CL_DEVICE_PARTITION_BY_COUNTS,
             units as isize,

@@ -29,10 +29,7 @@ typedef void *Id, *Event;
 typedef const Event* Events;
 
 enum { GPU = 4 };
-enum {
-  INVALID_VALUE = -30, INVALID_QUEUE_PROPERTIES = -35, INVALID_GROUP = -54,
-  PARTITION_FAILED = -18,
-};
+enum { INVALID_VALUE = -30, INVALID_QUEUE_PROPERTIES = -35, INVALID_GROUP = -54 };
 static const size_t MOST_ITEMS = 256;
 
 // A function of the real loader, by its name.
@@ -122,6 +119,7 @@ API int clGetDeviceInfo(Id device, uint32_t what, size_t room, void* to, size_t*
     case 0x102A: number(2); break;  // Queues: profiling, but not out of order.
     case 0x1035: number(0); break;  // Memory in common with the host.
     case 0x1043: number(0); break;  // Parts.
+    case 0x1044: memset(to, 0, room); break;  // Ways to make them.
     case 0x1053: number(1); break;  // Shared virtual memory: coarse-grained.
   }
   return status;
@@ -135,7 +133,8 @@ API int clWaitForEvents(uint32_t n, Events list) {
   return REAL(clWaitForEvents)(n, list);
 }
 
-API int clCreateSubDevices(Id, const intptr_t*, uint32_t, Id*, uint32_t*) { return PARTITION_FAILED; }
+// Drivers that cannot do it may not have it: whoever has not asked for the ways crashes there.
+API int clCreateSubDevices(Id, const intptr_t*, uint32_t, Id*, uint32_t*) { abort(); }
 
 API int clGetKernelWorkGroupInfo(Id kernel, Id device, uint32_t what, size_t room, void* to, size_t* needed) {
   int status = REAL(clGetKernelWorkGroupInfo)(kernel, device, what, room, to, needed);
