@@ -85,10 +85,28 @@ fn memory_and_limit(has: Option<u64>, limit: Option<u64>) -> String {
     }
 }
 
+/// At most so many characters of a device's name, the last ones among them: they say where it is, and so which of several.
+fn shortened(name: &str, most: usize) -> String {
+    let all: Vec<char> = name.chars().collect();
+    if all.len() <= most {
+        return name.into();
+    }
+    let (first, last) = (most - most / 2 - 1, most / 2);
+    all[..first].iter().chain(&['…']).chain(&all[all.len() - last..]).collect()
+}
+
+/// The devices' names as they fit into a column, and its width.
+pub fn device_column(all: &[Process], most: usize) -> (Vec<String>, usize) {
+    let names: Vec<String> = all.iter().map(|p| shortened(&p.device, most)).collect();
+    let width = names.iter().map(|n| n.chars().count()).max().unwrap_or(0).max("DEVICE".len());
+    (names, width)
+}
+
 /// The table.
 pub fn table(all: &[Process], memory: &Memory) -> String {
+    let (devices, width) = device_column(all, 32);
     let mut text = format!(
-        "{:>8} {:>6} {:16} {:12} {:11} {:>4} {:8} {:>8} {:>8} {:>9} {:>9} {:>8} {:>15} {:8} {}\n",
+        "{:>8} {:>6} {:16} {:width$} {:11} {:>4} {:8} {:>8} {:>8} {:>9} {:>9} {:>8} {:>15} {:8} {}\n",
         "PID",
         "USER",
         "NAME",
@@ -105,13 +123,13 @@ pub fn table(all: &[Process], memory: &Memory) -> String {
         "FROM",
         "BY"
     );
-    for p in all {
+    for (p, device) in all.iter().zip(devices) {
         text += &format!(
-            "{:>8} {:>6} {:16.16} {:12.12} {:11} {:>4} {:8} {:>8} {:>8} {:>9} {:>9} {:>8} {:>15} {:8} {}\n",
+            "{:>8} {:>6} {:16.16} {:width$} {:11} {:>4} {:8} {:>8} {:>8} {:>9} {:>9} {:>8} {:>15} {:8} {}\n",
             p.pid,
             p.uid,
             p.name,
-            p.device,
+            device,
             p.class,
             p.nice,
             state(p),
@@ -142,4 +160,18 @@ pub fn run(o: &Options) -> Result<(), String> {
         crate::say(&table(&all, &memory));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_names_keep_what_tells_devices_apart() {
+        assert_eq!(shortened("cpu", 24), "cpu");
+        let short = shortened("Intel(R) Arc(TM) A770 Graphics at 0000:03:00", 24);
+        assert_eq!(short, "Intel(R) Ar…t 0000:03:00");
+        assert_eq!(short.chars().count(), 24);
+        assert_eq!(shortened(&"ä".repeat(30), 24).chars().count(), 24);
+    }
 }

@@ -90,7 +90,8 @@ fn draw(f: &mut Frame<'_>, v: &View, history: &BTreeMap<u8, VecDeque<u64>>) {
         let last = &values[values.len().saturating_sub(width)..];
         f.render_widget(Sparkline::default().data(last).max(1_000_000).style(Style::new().fg(Color::Green)), line);
     }
-    let rows = v.processes.iter().map(|p| {
+    let (devices, width) = ps::device_column(&v.processes, 24);
+    let rows = v.processes.iter().zip(devices).map(|(p, device)| {
         let color = match ps::state(p) {
             "running" => Color::Green,
             "waiting" => Color::Yellow,
@@ -99,7 +100,7 @@ fn draw(f: &mut Frame<'_>, v: &View, history: &BTreeMap<u8, VecDeque<u64>>) {
         let cells: Vec<Cell<'_>> = vec![
             p.pid.to_string().into(),
             p.name.clone().into(),
-            p.device.clone().into(),
+            device.into(),
             p.class.to_string().into(),
             Line::from(Span::styled(bar(p.used, p.share), Style::new().fg(color))).into(),
             as_percent(p.used).into(),
@@ -108,7 +109,7 @@ fn draw(f: &mut Frame<'_>, v: &View, history: &BTreeMap<u8, VecDeque<u64>>) {
         ];
         Row::new(cells)
     });
-    let widths = [8, 16, 10, 11, BAR as u16, 8, 8, 8].map(Constraint::Length);
+    let widths = [8, 16, width as u16, 11, BAR as u16, 8, 8, 8].map(Constraint::Length);
     let head = Row::new(["PID", "NAME", "DEVICE", "CLASS", "USED ┃ SHARE", "USED", "SHARE", "STATE"]);
     let table = Table::new(rows, widths).header(head.style(Style::new().bold()));
     if let Some(area) = areas.last() {
