@@ -67,9 +67,9 @@ pub enum Error {
         device: String,
         /// Bytes asked for.
         requested: u64,
-        /// Bytes allocated through this handle.
+        /// Bytes allocated through this handle; 0 where it is too much for one buffer.
         used: u64,
-        /// Bytes that the device has.
+        /// Bytes that the device has, or one buffer of it may have.
         limit: u64,
     },
     /// The driver found no memory for a command, or for what belongs to one: a context, code, a queue.

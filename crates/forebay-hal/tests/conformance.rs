@@ -70,6 +70,11 @@ fn opencl_gpus_conform() {
         assert_eq!(d.plain_copy(), None);
         assert!(matches!(d.alloc_shared(64).map(|_| ()), Err(Error::Unsupported { .. })));
         assert!(matches!(d.split(1).map(|_| ()), Err(Error::Unsupported { .. })));
+        // One buffer has less than all buffers.
+        let most = d.info().memory_bytes / 4;
+        let refused = d.alloc(most as usize + 1).map(|_| ());
+        let told = matches!(refused, Err(Error::OutOfMemory { requested, limit, .. }) if requested == most + 1 && limit <= most);
+        assert!(told, "{refused:?}");
         check(&*d);
     }
 }

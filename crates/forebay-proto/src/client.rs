@@ -314,7 +314,7 @@ impl Session {
     /// # Errors
     /// [`Error`].
     pub fn join(self: &Arc<Self>, device: &str) -> Result<Account> {
-        self.get(Joined { device: device.to_owned(), brought: false })
+        self.get(Joined { device: wire::short_name(device), brought: false })
     }
 
     /// An account on a device that the service need not have been told of: all programs that bring it share it.
@@ -322,7 +322,7 @@ impl Session {
     /// # Errors
     /// [`Error`].
     pub fn bring(self: &Arc<Self>, device: &str) -> Result<Account> {
-        self.get(Joined { device: device.to_owned(), brought: true })
+        self.get(Joined { device: wire::short_name(device), brought: true })
     }
 
     fn get(self: &Arc<Self>, wanted: Joined) -> Result<Account> {

@@ -79,10 +79,16 @@ impl ClMemory {
             Err(code) => {
                 bytes.free(context);
                 Err(match code {
+                    // GPUs may have no buffer of more than a quarter of their memory.
+                    error_codes::CL_INVALID_BUFFER_SIZE => {
+                        let most = device::get_device_info(context.device, device::CL_DEVICE_MAX_MEM_ALLOC_SIZE);
+                        let limit = most.map_or(context.limit, u64::from).min(context.limit);
+                        let device = context.name.clone();
+                        Error::OutOfMemory { device, requested: len as u64, used: 0, limit }
+                    }
                     error_codes::CL_MEM_OBJECT_ALLOCATION_FAILURE
                     | error_codes::CL_OUT_OF_RESOURCES
-                    | error_codes::CL_OUT_OF_HOST_MEMORY
-                    | error_codes::CL_INVALID_BUFFER_SIZE => oom(),
+                    | error_codes::CL_OUT_OF_HOST_MEMORY => oom(),
                     code => return check("clCreateBuffer", &context.name, Err(code)),
                 })
             }

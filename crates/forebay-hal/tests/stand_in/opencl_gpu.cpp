@@ -8,7 +8,8 @@
 // 3. Host memory that a buffer is made of is copied, and not looked at again.
 // 4. What is mapped is a copy: it is brought from the buffer, or is rubbish where that is told to be of no interest, and is written
 //    back when unmapped.
-// 5. Groups must divide the space of items; a group may be left to the driver.
+// 5. No buffer has more than a quarter of the memory.
+// 6. Groups must divide the space of items; a group may be left to the driver.
 //
 // It is linked to the system's loader, where calls go that are not here. STAND_IN_GPU_SAID names a file that gets a line for each
 // device that is asked for its kind.
@@ -29,7 +30,7 @@ typedef void *Id, *Event;
 typedef const Event* Events;
 
 enum { GPU = 4 };
-enum { INVALID_VALUE = -30, INVALID_QUEUE_PROPERTIES = -35, INVALID_GROUP = -54 };
+enum { INVALID_VALUE = -30, INVALID_QUEUE_PROPERTIES = -35, INVALID_GROUP = -54, INVALID_BUFFER_SIZE = -61 };
 static const size_t MOST_ITEMS = 256;
 
 // A function of the real loader, by its name.
@@ -94,6 +95,16 @@ struct Waits {
   Events list() const { return all.data(); }
 };
 
+API int clGetDeviceInfo(Id device, uint32_t what, size_t room, void* to, size_t* needed);
+API int clGetContextInfo(Id context, uint32_t what, size_t room, void* to, size_t* needed);
+
+// What a buffer has at most.
+static uint64_t most_bytes(Id device) {
+  uint64_t all = 0;
+  REAL(clGetDeviceInfo)(device, 0x101F, sizeof all, &all, nullptr);
+  return all / 4;
+}
+
 API int clGetPlatformInfo(Id platform, uint32_t what, size_t room, void* to, size_t* needed) {
   static const char NAME[] = "GPU stand-in";
   if (what != 0x0902) return REAL(clGetPlatformInfo)(platform, what, room, to, needed);
@@ -117,6 +128,7 @@ API int clGetDeviceInfo(Id device, uint32_t what, size_t room, void* to, size_t*
       for (size_t i = 0; i < room / sizeof(size_t); i++) ((size_t*)to)[i] = i == 2 ? 64 : MOST_ITEMS;
       break;
     case 0x102A: number(2); break;  // Queues: profiling, but not out of order.
+    case 0x1010: number(most_bytes(device)); break;
     case 0x1035: number(0); break;  // Memory in common with the host.
     case 0x1043: number(0); break;  // Parts.
     case 0x1044: memset(to, 0, room); break;  // Ways to make them.
@@ -175,6 +187,11 @@ API int clFinish(Id queue) {
 API Id clCreateBuffer(Id context, uint64_t flags, size_t size, void* host, int* status) {
   const uint64_t USE = 1 << 3, COPY = 1 << 5;
   if (flags & USE) flags = (flags & ~USE) | COPY;
+  Id device = nullptr;
+  if (!clGetContextInfo(context, 0x1081, sizeof device, &device, nullptr) && size > most_bytes(device)) {
+    if (status) *status = INVALID_BUFFER_SIZE;
+    return nullptr;
+  }
   return REAL(clCreateBuffer)(context, flags, size, host, status);
 }
 
