@@ -60,11 +60,15 @@ fn check_parts(kind: Kind) -> usize {
 /// They have no memory in common with the processor, begin nothing before they are told to, and take no group that does not fit.
 #[test]
 fn opencl_gpus_conform() {
+    let (devices, why) = discover(&[Kind::OpenCl]);
+    let is_child = std::env::var_os("OPENCL_DYLIB_PATH").is_some();
+    if devices.is_empty() && !is_child {
+        return eprintln!("skipped: no OpenCL device to make a GPU of: {why:?}");
+    }
     if !stand_in::on_opencl_gpus("opencl_gpus_conform") {
         return;
     }
-    let (devices, why) = discover(&[Kind::OpenCl]);
-    assert!(!devices.is_empty() || why.iter().any(|(_, why)| matches!(why, Error::NoDevice { .. })), "{why:?}");
+    assert!(!devices.is_empty(), "{why:?}");
     for d in devices {
         assert!(!d.info().is_cpu && d.without().is_empty(), "{:?}", d.without());
         assert_eq!(d.plain_copy(), None);

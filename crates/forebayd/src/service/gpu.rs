@@ -419,6 +419,24 @@ mod tests {
     }
 
     #[test]
+    fn where_a_gpu_is_divided_no_device_is_brought() {
+        use forebay_proto::wire::{Refusal, Reply, Request};
+
+        use super::super::{Answer, Peer};
+        let bring = |gpus: &[u32]| {
+            let mut s = service_of(&FakeRm::default(), gpus);
+            s.connect(1, Peer { pid: 10, uid: 7, privileged: true }).unwrap();
+            s.message(1, &wire::encode(&Request::Hello { version: wire::VERSION, name: "p".into() }));
+            match s.message(1, &wire::encode(&Request::Bring { device: "the same GPU".into() })) {
+                Answer::Reply(reply) => reply,
+                Answer::Welcome(_) | Answer::Close(_) => panic!("no answer"),
+            }
+        };
+        assert!(matches!(bring(&[0]), Reply::Refused(Refusal::NoDevice(_))));
+        assert!(matches!(bring(&[]), Reply::Joined { .. }));
+    }
+
+    #[test]
     fn who_has_the_number_of_one_that_was_on_the_gpu_is_not_taken_for_it() {
         let rm = FakeRm::default();
         [10, 20].into_iter().for_each(|pid| rm.start(pid, 1, 2, Load::saturating(1000)));
