@@ -242,6 +242,9 @@ struct Pages {
     program: Mapped<ProgramPage>,
 }
 
+/// `away` has a bit for each account.
+const _: () = assert!(crate::page::MAX_DEVICES <= u32::BITS as usize);
+
 impl Session {
     /// Registers with the service of this machine or user.
     ///

@@ -14,7 +14,6 @@
 // It is linked to the system's loader, where calls go that are not here. STAND_IN_GPU_SAID names a file that gets a line for each
 // device that is asked for its kind.
 
-#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>

@@ -1,9 +1,9 @@
 //! Devices that programs bring: nobody has named them, so nobody need.
 //!
 //! Rules:
-//! 1. An account on a device that the service does not know is given with the device, which does one thing at a time, to
-//!    programs that say that it is one which all of its programs name alike. Programs say what they used of it, as of those that were
-//!    named when the service started.
+//! 1. Who asks to bring a device has an account on it: if the service does not know the name, it knows it from then on, as that of a
+//!    device which does one thing at a time. All programs of a device have one name for it. They say what they used of it, as
+//!    of those that were named when the service started.
 //! 2. Not where the service divides GPUs: a program's device may be one of them, under another name.
 //! 3. There are [`MAX_BROUGHT`] at most, of which a user has brought [`MAX_BROUGHT_BY_USER`]; one that nobody uses any more gives its
 //!    place to the next.
