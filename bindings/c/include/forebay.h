@@ -434,8 +434,13 @@ int32_t forebay_push(const forebay_running *running,
 // Pulls the next block from a drain; waits as [`forebay_push`] does.
 int32_t forebay_pull(const forebay_running *running, uint32_t drain, int64_t wait_ms, forebay_block **block);
 
-// Stops a graph: no task begins any more.
+// Stops a graph: no task begins any more, and those that run are waited for.
 int32_t forebay_stop(const forebay_running *running);
+
+// The same; waits for tasks that run as [`forebay_push`] does for room. FOREBAY_AGAIN when one did not end in time: no other begins,
+// and it ends when it ends.
+int32_t forebay_stop_within(const forebay_running *running,
+                            int64_t wait_ms);
 
 // Lets a stopped graph go on.
 int32_t forebay_run(const forebay_running *running);

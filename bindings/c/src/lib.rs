@@ -52,7 +52,7 @@ pub(crate) struct Failure(pub i32, pub String);
 impl From<forebay::Error> for Failure {
     fn from(e: forebay::Error) -> Self {
         let code = match e {
-            forebay::Error::WouldBlock { .. } => FOREBAY_AGAIN,
+            forebay::Error::WouldBlock { .. } | forebay::Error::StillRunning { .. } => FOREBAY_AGAIN,
             forebay::Error::NotRunning { .. } => FOREBAY_CLOSED,
             _ => FOREBAY_FAILED,
         };

@@ -183,7 +183,7 @@ pub unsafe extern "C" fn forebay_pull(
     })
 }
 
-/// Stops a graph: no task begins any more.
+/// Stops a graph: no task begins any more, and those that run are waited for.
 ///
 /// # Safety
 /// As the rules say.
@@ -191,6 +191,24 @@ pub unsafe extern "C" fn forebay_pull(
 pub unsafe extern "C" fn forebay_stop(running: *const forebay_running) -> i32 {
     // SAFETY: C's promises.
     status(|| unsafe { Ok(shared(running, "the graph")?.running.stop()?) })
+}
+
+/// The same; waits for tasks that run as [`forebay_push`] does for room. FOREBAY_AGAIN when one did not end in time: no other begins,
+/// and it ends when it ends.
+///
+/// # Safety
+/// As the rules say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn forebay_stop_within(running: *const forebay_running, wait_ms: i64) -> i32 {
+    // SAFETY: C's promises.
+    status(|| unsafe {
+        let r = shared(running, "the graph")?;
+        let stopped = match wait_ms {
+            ..=FOREBAY_FOREVER => r.running.stop(),
+            ms => r.running.stop_timeout(Duration::from_millis(ms.unsigned_abs())),
+        };
+        Ok(stopped?)
+    })
 }
 
 /// Lets a stopped graph go on.

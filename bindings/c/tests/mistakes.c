@@ -50,9 +50,10 @@ static int doubles(forebay_invocation *in, void *user) {
   ++*(int *)user;
   return forebay_invocation_set_records(in, "y", n / 4);
 }
-// The same once it may.
+// The same once it may (1); says that it waits (2).
 static int waits(forebay_invocation *in, void *user) {
-  while (!atomic_load((atomic_int *)user)) {}
+  atomic_fetch_or((atomic_int *)user, 2);
+  while (!(atomic_load((atomic_int *)user) & 1)) {}
   int count = 0;
   return doubles(in, &count);
 }
@@ -470,6 +471,22 @@ int main(int argc, char **argv) {
   forebay_running_free(run);
   if (released != 4) return 5;
 
+  // A function that takes its time is waited for as long as is said, and ends when it ends.
+  atomic_int open = 0;
+  run = start(rt, task("slow", waits, &open), "slow");
+  GOOD(forebay_stop_within(run, 10000));
+  GOOD(forebay_run(run));
+  GOOD(forebay_block_new("u32<=4", x, sizeof x, &b));
+  GOOD(forebay_push(run, 0, b, FOREBAY_FOREVER));
+  while (!(atomic_load(&open) & 2)) milliseconds(1);
+  EXPECT(FOREBAY_AGAIN, forebay_stop_within(run, 0), "\"slow\" still runs");
+  EXPECT(FOREBAY_AGAIN, forebay_stop_within(run, 5), "\"slow\" still runs");
+  atomic_store(&open, 1);
+  GOOD(forebay_stop_within(run, FOREBAY_FOREVER));
+  GOOD(forebay_stop_within(run, 10000));
+  EXPECT(FOREBAY_INVALID, forebay_stop_within(NULL, 10), "the graph");
+  forebay_running_free(run);
+
   // Functions that fail: the graph says why, and goes on after a reset.
   run = start(rt, task("bad", fails, NULL), "bad");
   GOOD(forebay_block_new("u32<=4", x, sizeof x, &b));
@@ -533,7 +550,7 @@ int main(int argc, char **argv) {
   EXPECT(FOREBAY_INVALID, forebay_wait(first, out, 2), "1 outputs");
   EXPECT(FOREBAY_INVALID, forebay_wait(NULL, out, 1), "NULL");
   forebay_accelerated_free(f);
-  if (released != 7) return 7;
+  if (released != 8) return 7;
 
   // With a limit to the waiting, for outputs and for room. What did not come can be waited for again.
   atomic_int gate = 0;
@@ -564,7 +581,7 @@ int main(int argc, char **argv) {
   // On several lanes, which are all taken, whatever comes of it.
   forebay_task *lanes[2] = {task("f", doubles, &calls), NULL};
   EXPECT(FOREBAY_INVALID, forebay_accelerate_lanes(rt, lanes, 2, &f), "a task is NULL");
-  if (released != 9) return 10;
+  if (released != 10) return 10;
   EXPECT(FOREBAY_INVALID, forebay_accelerate_lanes(rt, NULL, 2, &f), "NULL");
   EXPECT(FOREBAY_FAILED, forebay_accelerate_lanes(rt, lanes, 0, &f), "0 lanes");
   lanes[0] = task("f", doubles, &calls);
@@ -606,7 +623,7 @@ int main(int argc, char **argv) {
   if (atomic_load(&goal.told) != told) return 17;
   forebay_block_free(b);
   forebay_accelerated_free(f);
-  if (released != 11) return 12;
+  if (released != 12) return 12;
 
   pthread_t thread;
   void *result;

@@ -214,6 +214,13 @@ impl Block {
 pub fn copy_out(port: &str, t: &Template, data: &Bound<'_, PyAny>, to: &mut [u8]) -> PyResult<usize> {
     let named = |e: PyErr| PyValueError::new_err(format!("port {port:?}: {}", e.value(data.py())));
     with_bytes(data, t, |bytes| {
+        let (row, used) = (t.row_bytes(), t.dims[0] * t.elem.size());
+        if t.layout == Layout::Array && row > used && bytes.len() == t.elements() * t.elem.size() {
+            // Rows without what is between them here.
+            let rows = bytes.chunks_exact(used).zip(to.chunks_exact_mut(row));
+            rows.for_each(|(from, to)| to[..used].copy_from_slice(from));
+            return Ok(t.bytes());
+        }
         let Some(room) = to.get_mut(..bytes.len()) else {
             let why = format!("{} bytes were returned for port {port:?}, which holds {}", bytes.len(), to.len());
             return Err(PyValueError::new_err(why));

@@ -7,6 +7,8 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
+use crate::ending;
+
 /// A goal that is being pursued; also a context manager, which gives it up at the end.
 #[pyclass(frozen, module = "forebay")]
 pub struct Pursuit {
@@ -21,7 +23,7 @@ fn called<T>(
     as_it: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<T>,
 ) -> Option<T> {
     Python::try_attach(|py| {
-        let said = args(py).and_then(|args| f.call1(py, args)).and_then(|said| as_it(said.bind(py)));
+        let said = args(py).and_then(|args| ending::call(f, &args)).and_then(|said| as_it(&said));
         said.map_err(|e| e.write_unraisable(py, Some(f.bind(py)))).ok()
     })
     .flatten()

@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use crate::block::{Block, copy_out};
-use crate::{raise, word};
+use crate::{ending, raise, word};
 
 /// A unit of work with named ports, and functions and kernels that do it.
 #[pyclass(module = "forebay")]
@@ -86,7 +86,7 @@ fn call(
         let failed = |e: PyErr| told(&e, py);
         let args = blocks.into_iter().map(|inner| Bound::new(py, Block { inner })).collect::<PyResult<Vec<_>>>();
         let args = PyTuple::new(py, args.map_err(failed)?).map_err(failed)?;
-        let returned = f.call1(py, args).map_err(failed)?.into_bound(py);
+        let returned = ending::call(f, &args).map_err(failed)?;
         let several: Vec<Bound<'_, PyAny>> = match (outputs.len(), returned.cast::<PyTuple>()) {
             (0, _) => Vec::new(),
             (1, _) => vec![returned],

@@ -6,13 +6,16 @@
 //! 2. The interpreter's lock is not held while anything waits, so functions of tasks can run meanwhile.
 //! 3. A function of a task gets its inputs as blocks, which it may keep, and returns its outputs, which are copied.
 //! 4. An exception in a function is the task's failure, with its text and where it came from.
+//! 5. Ctrl-C ends whatever waits; a program that ends waits for the functions that run (`ending`).
 
 // A panic here would be the end of somebody else's process.
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::unreachable, clippy::todo)]
 
 mod block;
+mod ending;
 mod goal;
 mod graph;
+mod patience;
 mod run;
 mod stats;
 mod transfer;
@@ -28,7 +31,7 @@ pub(crate) fn raise(e: forebay::Error) -> PyErr {
     use forebay::Error;
     let text = e.to_string();
     match e {
-        Error::WouldBlock { .. } => PyTimeoutError::new_err(text),
+        Error::WouldBlock { .. } | Error::StillRunning { .. } => PyTimeoutError::new_err(text),
         Error::NotRunning { .. } => Closed::new_err(text),
         Error::Failed { .. } | Error::Device(_) | Error::Forked { .. } => PyRuntimeError::new_err(text),
         _ => PyValueError::new_err(text),
@@ -58,5 +61,7 @@ fn forebay_module(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<transfer::Pinned>()?;
     m.add_class::<transfer::Stream>()?;
     m.add_function(wrap_pyfunction!(graph::load, m)?)?;
+    // What the interpreter calls, before anything of it is gone.
+    m.py().import("atexit")?.call_method1("register", (wrap_pyfunction!(ending::at_the_end, m)?,))?;
     Ok(())
 }

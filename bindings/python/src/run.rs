@@ -2,7 +2,6 @@
 
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
 
 use forebay::graph::Drawing;
 use forebay::{Datablock, Drain, Feed, Mode, Template, Wanted};
@@ -11,8 +10,10 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use crate::block::{Block, block_for, block_of};
+use crate::ending;
 use crate::goal::{self, Pursuit};
 use crate::graph::{Graph, Task};
+use crate::patience::Patience;
 use crate::{Closed, raise, stats, word};
 
 /// The devices of this machine, and the workers.
@@ -52,7 +53,7 @@ impl Runtime {
         let feeds = feeds.into_iter().filter_map(with).collect();
         let drawing = g.drawing();
         let running = py.detach(|| self.inner.start(g)).map_err(raise)?;
-        Ok(Running { inner: Mutex::new(Some(Arc::new(running))), feeds, drains, drawing })
+        Ok(Running { inner: Mutex::new(Some(ending::note(running))), feeds, drains, drawing })
     }
 
     /// A task that is called like a function, under "adaptive" each call on the device that is predicted to end it first. With
@@ -74,7 +75,7 @@ impl Runtime {
         let next = || tasks.borrow_mut().pop().unwrap_or_else(|| forebay::Task::new("gone"));
         // Not without the interpreter's lock: the tasks are this thread's until they are made.
         let made = self.inner.accelerate(lanes, next).map_err(raise)?;
-        Ok(Accelerated { inner: Mutex::new(Some(Arc::new(made))), inputs })
+        Ok(Accelerated { inner: Mutex::new(Some(ending::note(made))), inputs })
     }
 }
 
@@ -85,41 +86,6 @@ pub struct Running {
     feeds: Vec<(String, Feed, Template)>,
     drains: Vec<(String, Drain)>,
     drawing: Drawing,
-}
-
-/// Whoever waits looks once in so long whether a signal has come, Ctrl-C for example: its handler runs when Python is asked, in
-/// the main thread.
-const SIGNALS: Duration = Duration::from_millis(50);
-
-/// How long somebody waits: for ever, or so long; and what a signal's handler has raised meanwhile.
-struct Patience {
-    until: Option<Instant>,
-    begun: bool,
-    raised: Option<PyErr>,
-}
-
-impl Patience {
-    fn of(seconds: Option<f64>) -> PyResult<Self> {
-        let limit = seconds.map(Duration::try_from_secs_f64).transpose();
-        let limit = limit.map_err(|e| PyValueError::new_err(e.to_string()))?;
-        let until = limit.and_then(|l| Instant::now().checked_add(l));
-        Ok(Patience { until, begun: false, raised: None })
-    }
-
-    /// How long now, without the interpreter's lock; none when the time is over or something was raised.
-    fn next(&mut self) -> Option<Duration> {
-        let first = !std::mem::replace(&mut self.begun, true);
-        if !first {
-            self.raised = Python::try_attach(|py| py.check_signals()).and_then(Result::err);
-        }
-        let left = self.until.map_or(SIGNALS, |u| u.saturating_duration_since(Instant::now()));
-        (first || (self.raised.is_none() && !left.is_zero())).then(|| left.min(SIGNALS))
-    }
-
-    /// What came of it, or what was raised.
-    fn outcome<T>(&mut self, came: Result<T, forebay::Error>) -> PyResult<T> {
-        self.raised.take().map_or_else(|| came.map_err(raise), Err)
-    }
 }
 
 impl Running {
@@ -169,10 +135,13 @@ impl Running {
         Ok(Block { inner: wait.outcome(pulled)? })
     }
 
-    /// Stops the graph: no task begins any more.
-    fn stop(&self, py: Python<'_>) -> PyResult<()> {
-        let run = self.get()?;
-        py.detach(|| run.stop()).map_err(raise)
+    /// Stops the graph: no task begins any more, and those that run are waited for, for as long as it takes or `timeout`
+    /// seconds; then TimeoutError, and they end when they end.
+    #[pyo3(signature = (timeout = None))]
+    fn stop(&self, timeout: Option<f64>, py: Python<'_>) -> PyResult<()> {
+        let (run, mut wait) = (self.get()?, Patience::of(timeout)?);
+        let stopped = py.detach(|| run.stop_while(|| wait.next()));
+        wait.outcome(stopped)
     }
 
     /// Lets a stopped graph go on.
@@ -204,15 +173,11 @@ impl Running {
         self.svg()
     }
 
-    /// Ends the graph; whoever waits in push or pull gets Closed.
-    fn close(&self, py: Python<'_>) {
+    /// Ends the graph; whoever waits in push or pull gets Closed. Waits for functions that run, until Ctrl-C; they end when they
+    /// end.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
         let run = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // Waits for functions that run, which need the interpreter.
-        py.detach(|| {
-            // Other threads' waits would keep it, and it them.
-            run.iter().for_each(|run| _ = run.stop());
-            drop(run);
-        });
+        run.map_or(Ok(()), |run| ending::close(run, py))
     }
 
     fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
@@ -220,19 +185,18 @@ impl Running {
     }
 
     #[pyo3(signature = (*_what))]
-    fn __exit__(&self, _what: &Bound<'_, PyTuple>, py: Python<'_>) {
-        self.close(py);
+    fn __exit__(&self, _what: &Bound<'_, PyTuple>, py: Python<'_>) -> PyResult<()> {
+        self.close(py)
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Without an interpreter nothing of it runs any more that could be waited for.
-        let _ = Python::try_attach(|py| self.close(py));
+        ending::close_unheard(self.inner.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 }
 
-/// A task that is called like a function.
+/// A task that is called like a function; also a context manager, which closes it at the end.
 #[pyclass(frozen, module = "forebay")]
 pub struct Accelerated {
     inner: Mutex<Option<Arc<forebay::place::Accelerated>>>,
@@ -302,6 +266,22 @@ impl Accelerated {
         Ok(Pending { inner: Mutex::new(Some(self.send(inputs, &mut Patience::of(None)?, py)?)) })
     }
 
+    /// Ends it: no call begins any more, and whoever waits for one that has not begun gets Closed. Waits for functions that
+    /// run, until Ctrl-C; they end when they end.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let task = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
+        task.map_or(Ok(()), |task| ending::close(task, py))
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_what))]
+    fn __exit__(&self, _what: &Bound<'_, PyTuple>, py: Python<'_>) -> PyResult<()> {
+        self.close(py)
+    }
+
     /// What was done where so far, as of Running, for each lane.
     fn tasks<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
         stats::tasks(&self.task()?.stats(), py)
@@ -350,6 +330,10 @@ impl Pending {
 impl Drop for Pending {
     fn drop(&mut self) {
         let call = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if ending::ending() {
+            // Whoever lets go of the last of it would wait for functions that may never end (ending, rule 4).
+            return std::mem::forget(call);
+        }
         // It has to be told, and whoever is being told waits for functions that need the interpreter.
         let _ = Python::try_attach(|py| py.detach(|| drop(call)));
     }
@@ -357,7 +341,6 @@ impl Drop for Pending {
 
 impl Drop for Accelerated {
     fn drop(&mut self) {
-        let task = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let _ = Python::try_attach(|py| py.detach(|| drop(task)));
+        ending::close_unheard(self.inner.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 }

@@ -7,6 +7,7 @@ import os
 import pathlib
 import signal
 import struct
+import subprocess
 import sys
 import tempfile
 import threading
@@ -51,6 +52,20 @@ class Blocks(unittest.TestCase):
         del b
         gc.collect()
         self.assertEqual(v.tolist()[1], [3, 4, 5])
+
+    def test_rows_may_have_gaps(self):
+        of = "u16[3x2] stride 8"
+        b = forebay.Block(of, array("H", range(6)))
+        v = memoryview(b)
+        self.assertEqual((v.shape, v.strides, v.tolist(), b.template), ((2, 3), (8, 2), [[0, 1, 2], [3, 4, 5]], of.replace("x", "×")))
+        self.assertEqual(forebay.Block(b.template, b.tobytes()).tobytes(), b.tobytes())
+        # What functions return, without gaps or with them.
+        t = forebay.Task("t", inputs={"x": of}, outputs={"y": of, "z": of})
+        t.host(lambda x: (memoryview(x).tobytes(), x.tobytes()))
+        y, z = forebay.Runtime("cpu").accelerate(t)(b)
+        self.assertEqual([memoryview(y).tolist(), memoryview(z).tolist()], [v.tolist()] * 2)
+        with self.assertRaisesRegex(ValueError, "stride"):
+            forebay.Block("u16[3x2] stride 4")
 
     def test_records_bytes_and_zeros(self):
         r = forebay.Block("u32<=10", array("I", [7, 8, 9]))
@@ -505,6 +520,141 @@ class Accelerated(unittest.TestCase):
         finally:
             gate.set()
             signal.signal(signal.SIGALRM, before)
+
+    def test_signals_end_a_stop_and_a_close_and_functions_end_when_they_end(self):
+        class Interrupted(Exception):
+            pass
+
+        def interrupt(*_):
+            raise Interrupted
+
+        begun, gate, ended = threading.Event(), threading.Event(), threading.Semaphore(0)
+
+        def waits(x):
+            begun.set()
+            gate.wait()
+            ended.release()
+            return bytes(32)
+
+        def interrupted(f):
+            start = time.monotonic()
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with self.assertRaises(Interrupted):
+                f()
+            self.assertLess(time.monotonic() - start, 10)
+
+        def busy(make):
+            begun.clear()
+            made = make()
+            (made.push if hasattr(made, "push") else made.spawn)(bytes(32))
+            self.assertTrue(begun.wait(30))
+            return made
+
+        def ends():
+            gate.set()
+            self.assertTrue(ended.acquire(timeout=30))
+            gate.clear()
+
+        def closes(made):
+            with made:
+                pass
+
+        def forgets(made):
+            # Nothing can be raised while an object goes; what its handler raised is told, and nobody waits any more.
+            told = []
+            before, sys.unraisablehook = sys.unraisablehook, lambda what: told.append(what.exc_type)
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.1)
+                made.clear()
+            finally:
+                sys.unraisablehook = before
+            self.assertEqual(told, [Interrupted])
+
+        graph = lambda: started(task(f=waits))
+        call = lambda: forebay.Runtime("cpu").accelerate(task(f=waits))
+        before = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            run = busy(graph)
+            with self.assertRaisesRegex(TimeoutError, '"t" still runs'):
+                run.stop(timeout=0.05)
+            with self.assertRaises(TimeoutError):
+                run.stop(timeout=0)
+            interrupted(run.stop)
+            interrupted(run.close)
+            with self.assertRaises(forebay.Closed):
+                run.stop()
+            ends()
+            f = busy(call)
+            interrupted(f.close)
+            with self.assertRaises(forebay.Closed):
+                f(bytes(32))
+            ends()
+            for make in (graph, call):
+                interrupted(lambda: closes(busy(make)))
+                ends()
+                forgets([busy(make)])
+                ends()
+        finally:
+            gate.set()
+            signal.signal(signal.SIGALRM, before)
+        with busy(graph) as run:
+            run.stop(timeout=30)
+        with busy(call) as f:
+            pass
+        with self.assertRaises(forebay.Closed):
+            f.tasks()
+
+    def ends(self, function, rest):
+        """What a program says that ends while this function of a task runs; none ends by a signal."""
+        program = f"""
+import forebay, signal, sys, threading, time
+begun = threading.Event()
+def function(x=None):
+    begun.set()
+    {function}
+    print("function ended", flush=True)
+    return bytes(4)
+def task():
+    t = forebay.Task("t", inputs={{"x": "u8[4]"}}, outputs={{"y": "u8[4]"}})
+    t.host(function)
+    return t
+g = forebay.Graph("g")
+g.add(task()); g.feed("t.x", 9); g.drain("t.y", 9)
+runtime = forebay.Runtime("cpu")
+{rest}
+begun.wait()
+print("program ended", flush=True)
+"""
+        start = time.monotonic()
+        p = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+        self.assertEqual(p.returncode, 0, p.stdout + p.stderr)
+        self.assertLess(time.monotonic() - start, 30)
+        return p.stdout.split("\n")[:-1], p.stderr
+
+    def test_a_program_that_ends_waits_for_the_functions_that_run_and_no_other_begins(self):
+        runs = "run = runtime.start(g); run.push(bytes(4)); run.push(bytes(4))"
+        calls = "f = runtime.accelerate(task()); c = f.spawn(bytes(4)); d = f.spawn(bytes(4))"
+        # Others wait for it: a thread that nobody waits for.
+        waits = "threading.excepthook = lambda e: None; threading.Thread(target=run.pull, daemon=True).start()"
+        for rest in (runs, calls, f"{runs}; {waits}", f"{runs}; begun.wait(); del run, runtime", f"{calls}; begun.wait(); del c, d"):
+            said, errors = self.ends("time.sleep(0.3)", rest)
+            ended = ["program ended", "function ended"]
+            # What is let go of is waited for there.
+            self.assertEqual(said, ended[::-1] if "del run" in rest else ended, errors)
+            self.assertEqual(errors, "")
+
+    def test_a_program_that_ends_while_a_function_never_does_ends_with_ctrl_c(self):
+        presses = "signal.signal(signal.SIGALRM, signal.default_int_handler); signal.setitimer(signal.ITIMER_REAL, 1)"
+        runs = "run = runtime.start(g); run.push(bytes(4))"
+        calls = "f = runtime.accelerate(task()); c = f.spawn(bytes(4))"
+        for rest in (runs, calls):
+            said, errors = self.ends("while True: time.sleep(0.01)", f"{rest}; {presses}")
+            self.assertEqual(said, ["program ended"], errors)
+            self.assertIn("KeyboardInterrupt", errors)
+        # Nobody waits for what a goal's tracker says.
+        pursues = f"f = runtime.accelerate(task()); p = f.pursue(function, throughput=1)"
+        said, errors = self.ends("while True: time.sleep(0.01)", pursues)
+        self.assertEqual((said, errors), (["program ended"], ""))
 
     def test_a_forked_child_makes_a_runtime_of_its_own(self):
         f = forebay.Runtime("cpu").accelerate(task())

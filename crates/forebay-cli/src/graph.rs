@@ -85,8 +85,11 @@ pub fn run(command: &GraphCommand) -> Result<(), String> {
         GraphCommand::Draw { file, o, run, on } => {
             let g = open(file)?;
             let drawing = g.drawing();
-            let live = run.map(|n| execute(g, on, n, &[], None)).transpose()?;
-            write(&drawing, live.as_ref(), o)
+            // What cannot be drawn there is not run before that is said.
+            write(&drawing, None, o)?;
+            let Some(n) = *run else { return Ok(()) };
+            let live = execute(g, on, n, &[], None)?;
+            write(&drawing, Some(&live), o)
         }
     }
 }

@@ -69,6 +69,19 @@ fn entries(task: Option<&str>) -> Vec<Entry> {
     all
 }
 
+/// Says that there is nothing, of this task or at all, and what there is.
+fn nothing(task: Option<&str>) {
+    let mut known: Vec<String> = entries(None).into_iter().map(|e| e.task).collect();
+    known.dedup();
+    match task.filter(|_| !known.is_empty()) {
+        Some(task) => crate::say(&format!(
+            "Nothing has been learned of {task:?}; of these there are models: {}",
+            known.join(", ")
+        )),
+        None => crate::say("Nothing has been learned yet: programs with Mode::Adaptive do that while they run."),
+    }
+}
+
 fn show(task: Option<&str>, json: bool) {
     let all = entries(task);
     if json {
@@ -85,7 +98,7 @@ fn show(task: Option<&str>, json: bool) {
         return;
     }
     if all.is_empty() {
-        crate::say("Nothing has been learned yet: programs with Mode::Adaptive do that while they run.");
+        nothing(task);
     }
     for e in all {
         let m = model(&e);
@@ -106,6 +119,9 @@ fn show(task: Option<&str>, json: bool) {
 
 fn draw(task: Option<&str>, out: &std::path::Path) -> std::io::Result<()> {
     let all = entries(task);
+    if all.is_empty() {
+        nothing(task);
+    }
     let mut tasks: Vec<&str> = all.iter().map(|e| e.task.as_str()).collect();
     tasks.dedup();
     for task in tasks {
@@ -139,7 +155,10 @@ fn draw(task: Option<&str>, out: &std::path::Path) -> std::io::Result<()> {
 pub fn run(command: &ModelCommand) -> Result<(), String> {
     match command {
         ModelCommand::Show { task, json } => show(task.as_deref(), *json),
-        ModelCommand::Reset { task } => println!("{} models removed", Models::user().reset(task.as_deref())),
+        ModelCommand::Reset { task } => match task.as_deref() {
+            task @ Some(_) if entries(task).is_empty() => nothing(task),
+            task => crate::say(&format!("{} models removed", Models::user().reset(task))),
+        },
         ModelCommand::Plot { task, out } => {
             draw(task.as_deref(), out).map_err(|e| format!("{}: {e}", out.display()))?
         }

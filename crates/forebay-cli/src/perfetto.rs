@@ -60,11 +60,27 @@ const COUNTER: i32 = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Track(u64);
 
-/// A timeline in the making. Slices of one track must not overlap.
+/// What lasted, in nanoseconds, and what it is called.
+pub struct Slice {
+    pub name: String,
+    pub begin_ns: u64,
+    pub end_ns: u64,
+}
+
+/// A timeline in the making.
 #[derive(Default)]
 pub struct Timeline {
     tracks: Vec<TrackDescriptor>,
-    events: Vec<(u64, TrackEvent)>,
+    /// When, and in which order at one moment: ends, what has no length, begins. The file's readers take an end for that of what began
+    /// last on its track.
+    events: Vec<(u64, Order, TrackEvent)>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Order {
+    Ends,
+    Moment,
+    Begins,
 }
 
 impl Timeline {
@@ -85,23 +101,38 @@ impl Timeline {
         Track(uuid)
     }
 
-    fn event(&mut self, at_ns: u64, track: Track, kind: i32, name: Option<String>, value: Option<f64>) {
-        self.events.push((at_ns, TrackEvent { kind: Some(kind), track: Some(track.0), name, value }));
+    fn event(&mut self, at: (u64, Order), track: Track, kind: i32, name: Option<String>, value: Option<f64>) {
+        self.events.push((at.0, at.1, TrackEvent { kind: Some(kind), track: Some(track.0), name, value }));
     }
 
-    /// Something that lasted from `begin_ns` to `end_ns`.
-    pub fn slice(&mut self, track: Track, name: impl Into<String>, begin_ns: u64, end_ns: u64) {
-        self.event(begin_ns, track, BEGIN, Some(name.into()), None);
-        self.event(end_ns, track, END, None, None);
+    /// What lasted from when to when: a track, and as many more of the same name as it takes for none to overlap another.
+    pub fn slices(&mut self, name: &str, parent: Option<Track>, slices: impl IntoIterator<Item = Slice>) {
+        let mut all: Vec<Slice> = slices.into_iter().collect();
+        all.sort_by_key(|s| (s.begin_ns, s.end_ns));
+        // Each track, and until when it is taken.
+        let mut tracks: Vec<(Track, u64)> = Vec::new();
+        for s in all {
+            let (begin, end) = (s.begin_ns, s.end_ns.max(s.begin_ns));
+            let free = tracks.iter().position(|(_, until)| *until <= begin);
+            let i = free.unwrap_or_else(|| {
+                tracks.push((self.track(name, parent), 0));
+                tracks.len() - 1
+            });
+            tracks[i].1 = end;
+            let (begins, ends) =
+                if begin == end { (Order::Moment, Order::Moment) } else { (Order::Begins, Order::Ends) };
+            self.event((begin, begins), tracks[i].0, BEGIN, Some(s.name), None);
+            self.event((end, ends), tracks[i].0, END, None, None);
+        }
     }
 
     /// A counter's value from `at_ns` on.
     pub fn value(&mut self, track: Track, at_ns: u64, value: f64) {
-        self.event(at_ns, track, COUNTER, None, Some(value));
+        self.event((at_ns, Order::Moment), track, COUNTER, None, Some(value));
     }
 
-    /// What a graph did: beneath `parent` a track for each device, beneath that one for each worker that used it, and one
-    /// for its copies. Times are counted from `epoch_ns`.
+    /// What a graph did: beneath `parent` a track for each device, beneath that one for each worker that used it (and for who worked
+    /// in its place while its function waited for others), and one for its copies. Times are counted from `epoch_ns`.
     pub fn graph(
         &mut self,
         parent: Option<Track>,
@@ -109,35 +140,35 @@ impl Timeline {
         (tasks, devices): (&[String], &[String]),
         (spans, copies): (&[Span], &[CopySpan]),
     ) {
+        // A recording may be anybody's.
+        let at = |ns: u64| epoch_ns.saturating_add(ns);
         for (d, name) in devices.iter().enumerate() {
             let of_device = self.track(name.clone(), parent);
             let mut workers: Vec<usize> = spans.iter().filter(|s| s.device == d).map(|s| s.worker).collect();
             workers.sort_unstable();
             workers.dedup();
             for w in workers {
-                let track = self.track(format!("worker {w}"), Some(of_device));
-                for s in spans.iter().filter(|s| (s.device, s.worker) == (d, w)) {
-                    let name = tasks.get(s.task as usize).map_or("?", String::as_str);
-                    self.slice(track, name, epoch_ns + s.begin_ns, epoch_ns + s.end_ns);
-                }
+                let mine = spans.iter().filter(|s| (s.device, s.worker) == (d, w)).map(|s| Slice {
+                    name: tasks.get(s.task as usize).map_or("?", String::as_str).into(),
+                    begin_ns: at(s.begin_ns),
+                    end_ns: at(s.end_ns),
+                });
+                self.slices(&format!("worker {w}"), Some(of_device), mine);
             }
-            let mine: Vec<&CopySpan> = copies.iter().filter(|c| c.device == d).collect();
-            if !mine.is_empty() {
-                let track = self.track("copies", Some(of_device));
-                for c in mine {
-                    let name = format!("{} B {}", c.bytes, if c.to_device { "to the device" } else { "to the host" });
-                    self.slice(track, name, epoch_ns + c.begin_ns, epoch_ns + c.end_ns);
-                }
-            }
+            let mine = copies.iter().filter(|c| c.device == d).map(|c| Slice {
+                name: format!("{} B {}", c.bytes, if c.to_device { "to the device" } else { "to the host" }),
+                begin_ns: at(c.begin_ns),
+                end_ns: at(c.end_ns),
+            });
+            self.slices("copies", Some(of_device), mine);
         }
     }
 
     /// The file's bytes.
     pub fn encode(mut self) -> Vec<u8> {
-        // At equal times ends come before begins.
-        self.events.sort_by_key(|(at, e)| (*at, e.kind != Some(END)));
+        self.events.sort_by_key(|(at, order, _)| (*at, *order));
         let tracks = self.tracks.into_iter().map(|t| Packet { sequence: Some(1), track: Some(t), ..Packet::default() });
-        let events = self.events.into_iter().map(|(at, e)| Packet {
+        let events = self.events.into_iter().map(|(at, _, e)| Packet {
             timestamp: Some(at),
             sequence: Some(1),
             event: Some(e),
@@ -160,6 +191,11 @@ pub mod tests {
         let count = |kind| events.iter().filter(|e| e.kind == Some(kind)).count();
         assert_eq!(count(BEGIN), count(END));
         assert!(events.iter().all(|e| tracks.iter().any(|t| t.uuid == e.track)));
+        // One begins when the one before it on its track has ended.
+        for t in &tracks {
+            let of = events.iter().filter(|e| e.track == t.uuid && e.kind != Some(COUNTER));
+            assert!(of.enumerate().all(|(i, e)| e.kind == Some([BEGIN, END][i % 2])), "{:?}", t.name);
+        }
         let of = |t: &TrackDescriptor| -> Vec<String> {
             let mine = events.iter().filter(|e| e.track == t.uuid);
             mine.filter_map(|e| e.name.clone().or(e.value.map(|v| v.to_string()))).collect()
@@ -188,5 +224,23 @@ pub mod tests {
         assert_eq!(names, ["cpu", "worker 0", "gpu", "worker 0", "copies", "load"]);
         assert_eq!(got[1].1, ["a"; 5]);
         assert_eq!((got[4].1[0].as_str(), got[5].1[0].as_str()), ("8 B to the device", "40"));
+    }
+
+    #[test]
+    fn what_overlaps_is_on_tracks_of_one_name_and_what_has_no_length_is_there() {
+        let mut t = Timeline::default();
+        let times = [(5, 9), (0, 10), (9, 9), (9, 12), (9, 9), (10, 10), (10, 11), (12, 13), (20, 3)];
+        let slice = |(begin_ns, end_ns): (u64, u64)| Slice { name: format!("{begin_ns}-{end_ns}"), begin_ns, end_ns };
+        t.slices("w", None, times.map(slice));
+        let span = |begin_ns, end_ns| Span { task: 0, device: 0, worker: 0, begin_ns, end_ns };
+        // A function that waits, and what is done in its place until after it has gone on.
+        let spans = [span(0, 100), span(10, 20), span(30, u64::MAX)];
+        t.graph(None, u64::MAX - 1000, (&["a".into()], &["cpu".into()]), (&spans, &[]));
+        let got = decode(&t.encode());
+        let names: Vec<&str> = got.iter().map(|(n, _)| n.as_str()).collect();
+        assert_eq!(names, ["w", "w", "cpu", "worker 0", "worker 0"]);
+        assert_eq!(got[0].1, ["0-10", "10-10", "10-11", "12-13", "20-3"]);
+        assert_eq!(got[1].1, ["5-9", "9-9", "9-9", "9-12"]);
+        assert_eq!((got[3].1.len(), got[4].1.len()), (1, 2));
     }
 }

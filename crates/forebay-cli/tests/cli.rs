@@ -42,6 +42,7 @@ fn a_device_that_is_not_here_and_options_that_make_no_sense_are_refused() {
     for (args, word) in [
         (&["demo", "gesture", "--device", "abacus"][..], "abacus"),
         (&["demo", "gesture", "--rate", "0"], "rate"),
+        (&["demo", "gesture", "--rate", "1e-300"], "0.001"),
         (&["demo", "gesture", "--frames", "0"], "frames"),
         (&["demo", "gesture", "--camera", "/dev/null"], "/dev/null"),
         (&["demo", "gesture", "--calibration", "/dev/null"], "--camera"),
@@ -145,6 +146,9 @@ fn graph_files_are_checked_run_and_drawn() {
         let text = std::fs::read_to_string(picture).unwrap();
         assert!(text.contains("multiply") && text.contains("5 passed"), "{text}");
     }
+    // A picture of another kind is refused before anything runs, for hours.
+    let o = forebay(&["graph", "draw", &file, "-o", "g.png", "--run", "1000000000000"]);
+    assert!(!o.status.success() && String::from_utf8_lossy(&o.stderr).contains(".svg or .dot"));
     let typo = scratch("typo.toml");
     std::fs::write(&typo, std::fs::read_to_string(&file).unwrap().replace("add.sum", "add.summ")).unwrap();
     let o = forebay(&["graph", "check", &typo.display().to_string()]);
@@ -468,6 +472,10 @@ fn models_are_shown_drawn_and_forgotten() {
     let json: serde_json::Value = serde_json::from_str(&model(&["show", "blur/3", "--json"])).unwrap();
     assert_eq!((json.as_array().unwrap().len(), json[0]["predicted"][0]["size"].as_u64()), (2, Some(1024)));
     assert_eq!(model(&["show", "other", "--json"]).trim(), "[]");
+    for command in ["show", "plot", "reset"] {
+        let said = model(&[command, "other"]);
+        assert!(said.contains("\"other\"") && said.contains("blur/3"), "{command}: {said}");
+    }
     let drawn = model(&["plot", "--out", &dir.display().to_string()]);
     let svg = std::fs::read_to_string(drawn.trim()).unwrap();
     assert!(drawn.contains("model-blur_3.svg") && svg.contains("opencl, predicted"));

@@ -98,3 +98,30 @@ fn without_anything_to_record_it_says_so_and_a_failing_program_is_told() {
     assert!(said(&out).contains("more than 0"), "{}", said(&out));
     std::fs::remove_dir_all(dir).unwrap();
 }
+
+#[test]
+fn what_tells_it_to_end_is_told_the_program_too() {
+    let dir = folder("ends");
+    // In the time that is recorded, and when it waits for the program's end.
+    for seconds in ["60", "0.1"] {
+        let mut c = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        let (file, up) = (dir.join("t"), dir.join("up"));
+        c.args(["trace", "--seconds", seconds])
+            .arg(&file)
+            .args(["--", "sh", "-c", "echo > \"$0\"; exec sleep 300"])
+            .arg(&up);
+        c.env("FOREBAY_SOCKET", dir.join("socket")).stderr(std::process::Stdio::piped());
+        let (begun, child) = (std::time::Instant::now(), c.spawn().unwrap());
+        while !up.exists() || begun.elapsed() < Duration::from_millis(300) {
+            std::thread::sleep(Duration::from_millis(10));
+            assert!(begun.elapsed() < Duration::from_secs(60));
+        }
+        rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::TERM).unwrap();
+        let out = child.wait_with_output().unwrap();
+        assert!(begun.elapsed() < Duration::from_secs(60));
+        assert!(!out.status.success() && said(&out).contains("signal: 15"), "{}", said(&out));
+        assert!(std::fs::metadata(&file).is_ok());
+        std::fs::remove_file(up).unwrap();
+    }
+    std::fs::remove_dir_all(dir).unwrap();
+}

@@ -191,6 +191,16 @@ pub enum Error {
         /// How long it waited.
         waited: Duration,
     },
+    /// A graph was stopped, and a task that ran did not end while somebody waited for it.
+    #[error("graph {graph:?}: task {task:?} still runs after {waited:?}; no other starts")]
+    StillRunning {
+        /// The graph.
+        graph: String,
+        /// A task that runs.
+        task: String,
+        /// How long it was waited for.
+        waited: Duration,
+    },
     /// A datablock does not fit what the port takes, or is read as another type.
     #[error("datablock of {block} where {want}")]
     Block {

@@ -217,17 +217,20 @@ impl Template {
     }
 }
 
-/// As in a graph file: `f32[640x480]`, `f32` (one), `f32<=1000` (records), `bytes<=4096`. Sizes are not validated.
+/// As in a graph file: `f32[640x480]`, `f32` (one), `f32[640x480] stride 4096` (bytes from row to row), `f32<=1000` (records),
+/// `bytes<=4096`; and as it is printed. Sizes are not validated.
 impl std::str::FromStr for Template {
     type Err = String;
 
     fn from_str(s: &str) -> std::result::Result<Self, String> {
-        let bad = || format!("{s:?} is no type; write f32, f32[640x480], f32<=1000 or bytes<=4096");
+        let bad =
+            || format!("{s:?} is no type; write f32, f32[640x480], f32[640x480] stride 4096, f32<=1000 or bytes<=4096");
         let elem = |n: &str| {
             let known = || Elem::NUMBERS.map(Elem::name).join(", ");
             Elem::parse(n).ok_or_else(|| format!("unknown element {n:?} in {s:?}; known: {}, recordN", known()))
         };
-        if let Some((e, max)) = s.split_once("<=") {
+        let printed = s.trim().strip_prefix('≤').and_then(|rest| rest.split_once(' ')).map(|(max, e)| (e, max));
+        if let Some((e, max)) = s.split_once("<=").or(printed) {
             let max: usize = max.trim().parse().map_err(|_| bad())?;
             return if e.trim() == "bytes" {
                 Ok(Template::raw(max))
@@ -235,10 +238,14 @@ impl std::str::FromStr for Template {
                 Ok(Template::records_of(elem(e.trim())?, max))
             };
         }
-        if let Some(one) = Elem::parse(s.trim()) {
-            return Ok(Template::array_of(one, [1]));
+        let (array, stride) = match s.rsplit_once("stride") {
+            Some((array, n)) => (array.trim(), n.trim().parse().map_err(|_| bad())?),
+            None => (s.trim(), 0),
+        };
+        if let Some(one) = Elem::parse(array) {
+            return Ok(Template::array_of(one, [1]).with_stride(stride));
         }
-        let (e, dims) = s.strip_suffix(']').and_then(|s| s.split_once('[')).ok_or_else(bad)?;
+        let (e, dims) = array.strip_suffix(']').and_then(|s| s.split_once('[')).ok_or_else(bad)?;
         let dims = dims
             .split(['x', '×'])
             .map(|d| d.trim().parse::<usize>())
@@ -247,7 +254,7 @@ impl std::str::FromStr for Template {
         if dims.len() > 3 {
             return Err(format!("{s:?} has more than three dimensions"));
         }
-        Ok(Template::array_of(elem(e.trim())?, dims))
+        Ok(Template::array_of(elem(e.trim())?, dims).with_stride(stride))
     }
 }
 
@@ -301,13 +308,22 @@ mod tests {
             // As it is printed.
             ("f32[640×480]", Template::array::<f32>([640, 480])),
             ("record12[2 x 3 x 4]", Template::array_of(Elem::Record(12), [2, 3, 4])),
+            ("f32[640x480] stride 4096", Template::array::<f32>([640, 480]).with_stride(4096)),
+            (" u8[3] stride 3 ", Template::array::<u8>([3]).with_stride(3)),
             ("u32<=1000", Template::records::<u32>(1000)),
             ("bytes<=4096", Template::raw(4096)),
         ] {
             assert_eq!(words.parse(), Ok(template), "{words}");
+            assert_eq!(template.to_string().parse(), Ok(template), "{template}");
         }
-        for (words, why) in [("f33", "f32[640x480]"), ("f33[2]", "f33"), ("u8[1x1x1x1]", "three"), ("u8[]", "no type")]
-        {
+        for (words, why) in [
+            ("f33", "f32[640x480]"),
+            ("f33[2]", "f33"),
+            ("u8[1x1x1x1]", "three"),
+            ("u8[]", "no type"),
+            ("u8[2] stride", "no type"),
+            ("≤ u8", "no type"),
+        ] {
             assert!(words.parse::<Template>().unwrap_err().contains(why), "{words}");
         }
     }

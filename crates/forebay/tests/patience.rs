@@ -188,3 +188,71 @@ fn who_gives_up_and_comes_back_has_the_results_of_its_own_call() {
     assert!(calls.load(Ordering::Relaxed) > 300);
     assert_eq!(value(&t.call(&[block(1)]).or_else(|_| t.call(&[block(1)])).unwrap()[1]), 2);
 }
+
+fn still_running(r: Result<(), Error>) -> (String, Duration) {
+    match r {
+        Err(Error::StillRunning { task, waited, .. }) => (task, waited),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_stop_asks_how_long_to_wait_and_has_stopped_the_graph_in_any_case() {
+    let (begins, begun) = channel::<u64>();
+    let (open, gate) = channel::<()>();
+    let (gate, begins) = (Mutex::new(gate), Mutex::new(begins));
+    let mut g = Graph::new("gated");
+    let t = Task::new("t").input("x", word()).output("y", word()).host(move |inv| {
+        let x = inv.value::<u64>("x")?;
+        begins.lock().unwrap().send(x)?;
+        gate.lock().unwrap().recv()?;
+        inv.output::<u64>("y")?[0] = x;
+        Ok(())
+    });
+    let t = g.add(t).unwrap();
+    let (feed, drain) = (g.feed((t, "x"), 4).unwrap(), g.drain((t, "y"), 4).unwrap());
+    let run = runtime().start(g).unwrap();
+    // Nobody is at work.
+    run.stop_while(times(1000)).unwrap();
+    run.run().unwrap();
+    (0..3).for_each(|i| run.push(feed, block(i)).unwrap());
+    assert_eq!(begun.recv().unwrap(), 0);
+    let (task, waited) = still_running(run.stop_while(times(3)));
+    assert!(task == "t" && waited >= Duration::from_millis(30), "{task} {waited:?}");
+    assert!(still_running(run.stop_timeout(Duration::from_millis(20))).1 >= Duration::from_millis(20));
+    let said = run.stop_timeout(Duration::ZERO).unwrap_err().to_string();
+    assert!(said.contains("\"gated\"") && said.contains("\"t\" still runs"), "{said}");
+    // It ends as ever, and the next one does not begin.
+    assert!(matches!(run.push_timeout(feed, block(9), Duration::ZERO), Err(Error::NotRunning { .. })));
+    open.send(()).unwrap();
+    run.stop().unwrap();
+    assert_eq!((value(&run.try_pull(drain).unwrap()), begun.try_recv().ok()), (0, None));
+    // What was in the channel is there yet, also when the graph is set going while somebody has lost his patience with it.
+    run.run().unwrap();
+    assert_eq!(begun.recv().unwrap(), 1);
+    still_running(run.stop_while(|| None));
+    run.run().unwrap();
+    (0..2).for_each(|_| open.send(()).unwrap());
+    assert_eq!([1, 2], [(); 2].map(|()| value(&run.pull(drain).unwrap())));
+    assert_eq!(begun.recv().unwrap(), 2);
+}
+
+#[test]
+fn who_calls_a_task_that_was_stopped_is_refused_also_when_it_failed() {
+    let (two, tell) = two_outputs(2);
+    let mut calls = [(); 4].map(|()| two.spawn(&[block(13)]).unwrap());
+    while two.stats().iter().any(|t| t.state != "executing") {
+        std::thread::yield_now();
+    }
+    assert_eq!(still_running(two.stop_while(times(2))).0, "two");
+    assert!(matches!(two.spawn(&[block(1)]).map(drop), Err(Error::NotRunning { .. })));
+    // Those that run end as they do; those behind them never began.
+    (0..2).for_each(|_| tell.send(()).unwrap());
+    two.stop_while(|| Some(Duration::MAX)).unwrap();
+    for call in &mut calls {
+        assert!(matches!(call.wait_while(|| Some(Duration::MAX)), Err(Error::Failed { .. })));
+    }
+    for _ in 0..3 {
+        assert!(matches!(two.call(&[block(1)]), Err(Error::NotRunning { .. })));
+    }
+}

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::process::{Child, ExitStatus};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -12,9 +13,10 @@ use forebay_proto::client::Connection;
 use forebay_rm::fake::remote::RemoteRm;
 use forebay_rm::holds::{Hold, Holds, KERNEL_PID};
 use forebay_rm::{Client, Host, Rm, SwitchLog};
+use rustix::process::{Pid, Signal};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::perfetto::{Timeline, Track};
+use crate::perfetto::{Slice, Timeline, Track};
 
 /// Between two looks.
 const STEP: Duration = Duration::from_millis(25);
@@ -123,14 +125,18 @@ impl Gpu {
     /// `here`: processes have the log's numbers here.
     fn draw(&self, t: &mut Timeline, here: bool) {
         let gpu = t.track(format!("GPU {} (context switches)", self.number), None);
-        let mut tracks: BTreeMap<u32, (Track, String)> = BTreeMap::new();
+        let mut processes: BTreeMap<u32, Vec<&Hold>> = BTreeMap::new();
         for h in &self.done {
-            let (track, name) = tracks.entry(h.pid).or_insert_with(|| {
-                let name = process_name(h.pid, here);
-                (t.track(format!("{name} ({})", h.pid), Some(gpu)), name)
-            });
-            let (track, name) = (*track, name.clone());
-            t.slice(track, name, self.clocks.ours(h.from_ns), self.clocks.ours(h.to_ns));
+            processes.entry(h.pid).or_default().push(h);
+        }
+        for (pid, holds) in processes {
+            let name = process_name(pid, here);
+            let slice = |h: &Hold| Slice {
+                name: name.clone(),
+                begin_ns: self.clocks.ours(h.from_ns),
+                end_ns: self.clocks.ours(h.to_ns),
+            };
+            t.slices(&format!("{name} ({pid})"), Some(gpu), holds.into_iter().map(slice));
         }
     }
 }
@@ -220,6 +226,20 @@ fn open_gpus(o: &Options) -> Vec<Gpu> {
     cards.iter().filter_map(|c| open(c.minor)).collect()
 }
 
+/// Waits for a program's end, and tells it when we are told to end.
+fn end_of(child: &mut Child, terminated: &AtomicBool) -> Option<ExitStatus> {
+    loop {
+        if let ended @ (Ok(Some(_)) | Err(_)) = child.try_wait() {
+            return ended.ok().flatten();
+        }
+        if terminated.swap(false, Ordering::Relaxed) {
+            // It may have ended meanwhile, but its number is its own until it was waited for.
+            let _ = rustix::process::kill_process(Pid::from_child(child), Signal::TERM);
+        }
+        std::thread::sleep(STEP);
+    }
+}
+
 /// Records and writes the file.
 pub fn run(o: &Options) -> Result<(), String> {
     let mut gpus = open_gpus(o);
@@ -232,9 +252,11 @@ pub fn run(o: &Options) -> Result<(), String> {
     }
     // A file that cannot be written is noticed before the time has passed.
     std::fs::write(&o.file, []).map_err(|e| format!("{}: {e}", o.file.display()))?;
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        signal_hook::flag::register(signal, stop.clone()).map_err(|e| format!("signal {signal}: {e}"))?;
+    // Ctrl-C goes to the program, too, without us; what tells us to end is passed on.
+    let (stop, terminated) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let (int, term) = (signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM);
+    for (signal, flag) in [(int, &stop), (term, &stop), (term, &terminated)] {
+        signal_hook::flag::register(signal, flag.clone()).map_err(|e| format!("signal {signal}: {e}"))?;
     }
     // Nobody else's, and gone when dropped.
     let folder = tempfile::Builder::new().prefix("forebay-trace-").tempdir();
@@ -265,7 +287,7 @@ pub fn run(o: &Options) -> Result<(), String> {
     }
     if let Some(c) = child.as_mut().filter(|_| exited.is_none()) {
         eprintln!("{:.1} s are over; waiting for the program to end …", begun.elapsed().as_secs_f64());
-        exited = c.wait().ok();
+        exited = end_of(c, &terminated);
     }
     let mut t = Timeline::default();
     let here = o.fake_rm.is_some() || forebayd::system::has_the_machines_numbers();

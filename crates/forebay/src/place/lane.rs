@@ -7,9 +7,11 @@
 //! 3. What nobody wants is let go of when it has come back. Saying so waits for nobody.
 //! 4. After a call that failed all that are under way are taken in, and the lane begins anew (`renewing`): the next call is another's.
 //!    Whoever else waits for this lane gets the failure, too. Nothing is sent meanwhile.
+//!    A lane that is `stopped` does not: the mark is set before the graph is stopped, and looked at after it was begun anew.
 //! 5. A worker that waits says for which lane (`circle`), and gives up its place (`run::nested`).
 
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -40,6 +42,8 @@ pub(super) struct Lane {
     state: Mutex<State>,
     /// Somebody has taken something in, or the lane has begun anew.
     changed: Condvar,
+    /// No call is sent any more.
+    stopped: AtomicBool,
     /// Calls whose results nobody wants. Lock rank: behind `state`.
     dropped: Mutex<HashSet<u64>>,
 }
@@ -81,7 +85,20 @@ impl Lane {
         let drains = outs.iter().map(|p| graph.drain((id, p), IN_FLIGHT)).collect::<Result<_>>()?;
         let run = rt.start(graph)?;
         let (state, changed, dropped) = (Mutex::default(), Condvar::new(), Mutex::default());
-        Ok(Lane { name, run, feeds, drains, silent, at, state, changed, dropped })
+        Ok(Lane { name, run, feeds, drains, silent, at, state, changed, stopped: AtomicBool::new(false), dropped })
+    }
+
+    /// Has no call begin any more; waits for none.
+    pub(super) fn stop(&self) {
+        self.stopped.store(true, Ordering::SeqCst);
+        let _ = self.run.stop_while(|| None);
+    }
+
+    fn is_stopped(&self) -> Result<()> {
+        match self.stopped.load(Ordering::SeqCst) {
+            true => Err(Error::NotRunning { graph: self.name.clone(), state: GraphState::Stopped.name() }),
+            false => Ok(()),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -198,6 +215,9 @@ impl Lane {
         drop(state);
         // The caller may be a task, but none that this one waits for: its calls have all come back.
         let begun = self.run.begin_anew().and_then(|()| self.run.run());
+        if self.is_stopped().is_err() {
+            let _ = self.run.stop_while(|| None);
+        }
         let mut state = self.lock();
         state.renewing = false;
         self.changed.notify_all();
@@ -210,6 +230,7 @@ impl Lane {
         let begun = Instant::now();
         let mut state = self.lock();
         loop {
+            self.is_stopped()?;
             if state.renewing {
                 let _waits = self.waits()?;
                 let time = patience().ok_or_else(|| self.given_up(begun))?;

@@ -241,6 +241,19 @@ impl Accelerated {
         Ok(Pending { of: inner.clone(), lane, number, fetched: false })
     }
 
+    /// Ends it for good: no call begins any more, and those that run are waited for. Asks how long to, as
+    /// [`Accelerated::spawn_while`] does. Whoever waits for a call that has not begun gets [`Error::NotRunning`], and so does whoever
+    /// makes one. From inside a task nothing is waited for.
+    ///
+    /// # Errors
+    /// [`Error::StillRunning`] when one did not end in time; it ends when it ends.
+    pub fn stop_while(&self, mut patience: impl FnMut() -> Option<Duration>) -> Result<()> {
+        let all = &self.0.lanes;
+        // None begins anything any more before one of them is waited for.
+        all.iter().for_each(Lane::stop);
+        all.iter().try_for_each(|lane| lane.run.stop_while(&mut patience))
+    }
+
     /// How many calls at most are done side by side, from 1 to the lanes that there are.
     pub fn spread(&self, lanes: usize) {
         self.0.active.store(lanes.clamp(1, self.0.lanes.len()), Ordering::Relaxed);

@@ -3,16 +3,16 @@
 //! Any thread may ask for any of it at any time, tasks of the graph among them. Rules:
 //! 1. State and `stopping` change together, under `life`'s lock. Nothing is waited for under it, and no end of a channel is
 //!    locked: whoever holds an end asks for the state.
-//! 2. Who halts a graph is counted as `halting` until the ends are closed and, unless it is a task, nobody owns any task. Tasks
-//!    then stay as they are, since whoever sets the graph going waits for that: what `quiesce` takes out of the ready queue and
-//!    lets go of has its inputs still, and is looked at only then.
+//! 2. Who halts a graph is counted as `halting` until the ends are closed and, unless it is a task or out of patience, nobody owns
+//!    any task. Tasks then stay as they are, since whoever sets the graph going waits for that: what `quiesce` takes out of the
+//!    ready queue and lets go of has its inputs still, and is looked at only then.
 //! 3. Who sets it going is `starting` until the ends are open and every task has been told. Who halts it waits for that, which
 //!    waits for nothing.
 //! 4. Channels and the tasks' own state are emptied by one thread at a time, while it halts the graph and after it has waited.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_hal::cpu::on_worker;
 
@@ -46,6 +46,20 @@ impl GraphState {
         }
     }
 }
+
+/// How long to wait, asked anew when that is over; none to give up.
+type Patience<'a> = &'a mut dyn FnMut() -> Option<Duration>;
+
+/// Who waits for tasks that run looks at them so often at first, and after a while so often: most of them end at once, and the
+/// others' time is not to be used up by looking.
+const FIRST_LOOK: Duration = Duration::from_micros(20);
+const LAST_LOOK: Duration = Duration::from_millis(1);
+
+/// So long they are waited for in any case.
+const A_MOMENT: Duration = Duration::from_millis(1);
+
+/// As long as makes no difference.
+const FOREVER: Duration = Duration::from_secs(1 << 30);
 
 /// The state, and who changes it.
 pub(crate) struct Life {
@@ -103,8 +117,34 @@ impl Running {
     /// # Errors
     /// [`Error::NotRunning`] after teardown.
     pub fn stop(&self) -> Result<()> {
+        self.stop_while(|| Some(Duration::MAX))
+    }
+
+    /// Stops the graph as [`Running::stop`] does; waits at most `timeout` for the invocations that run.
+    ///
+    /// # Errors
+    /// As [`Running::stop_while`].
+    pub fn stop_timeout(&self, timeout: Duration) -> Result<()> {
+        let mut left = Some(timeout);
+        self.stop_while(|| left.take())
+    }
+
+    /// Stops the graph as [`Running::stop`] does, and asks how long to wait for invocations that still run after a moment, and
+    /// again when that time is over, until they have ended or the answer is none: for programs that can be told to end. The graph is stopped in any
+    /// case: no further invocation starts, only those that run may still do so.
+    ///
+    /// # Errors
+    /// As [`Running::stop`]; [`Error::StillRunning`] when a task did not end in time.
+    pub fn stop_while(&self, mut patience: impl FnMut() -> Option<Duration>) -> Result<()> {
         self.is_here()?;
-        self.core.halt(!on_worker(), |_| {})
+        let begun = Instant::now();
+        match self.core.halt((!on_worker()).then_some(&mut patience), |_| {})? {
+            None => Ok(()),
+            Some(task) => {
+                let task = self.core.nodes[task].name.clone();
+                Err(Error::StillRunning { graph: self.core.name.clone(), task, waited: begun.elapsed() })
+            }
+        }
     }
 
     /// Starts a stopped graph again. Waits for whoever is about to stop or reset it.
@@ -163,7 +203,7 @@ impl Running {
     pub(crate) fn begin_anew(&self) -> Result<()> {
         self.is_here()?;
         let _blocks = self.core.runtime.waits_here();
-        self.core.halt(true, |core| {
+        let emptied = self.core.halt(Some(&mut || Some(Duration::MAX)), |core| {
             let _alone = core.life.emptying.lock().unwrap_or_else(PoisonError::into_inner);
             for c in &core.channels {
                 let _end = c.host.as_ref().map(|h| h.lock());
@@ -181,7 +221,8 @@ impl Running {
             }
             let mut now = core.life.now();
             (now.state, now.why) = (GraphState::Stopped, None);
-        })
+        });
+        emptied.map(drop)
     }
 }
 
@@ -194,7 +235,7 @@ impl Drop for Running {
         // Nobody else has a reference, so nobody is about to stop it or to set it going.
         self.core.let_no_more_start();
         let end = |core: &Core| {
-            core.quiesce();
+            core.quiesce(&mut || Some(Duration::MAX));
             core.leave_recording();
             {
                 let mut now = core.life.now();
@@ -246,9 +287,9 @@ impl Core {
         now.why.clone().unwrap_or_else(|| Error::NotRunning { graph: self.name.clone(), state: state.name() })
     }
 
-    /// Lets no further invocation start and, if it `waits`, does so for those that run; then calls `still`, while it cannot be set
-    /// going (rule 2).
-    fn halt(&self, waits: bool, still: impl FnOnce(&Core)) -> Result<()> {
+    /// Lets no further invocation start and, with `patience`, waits for those that run; then calls `still`, while it cannot be set
+    /// going (rule 2). Without any left, `still` is not called: the number of a task that did not end.
+    fn halt(&self, patience: Option<Patience<'_>>, still: impl FnOnce(&Core)) -> Result<Option<usize>> {
         {
             let mut now = self.life.now();
             while now.starting {
@@ -263,13 +304,13 @@ impl Core {
             self.life.stopping.store(true, Ordering::SeqCst);
         }
         self.close_ends(true);
-        if waits {
-            self.quiesce();
+        let owned = patience.and_then(|p| self.quiesce(p));
+        if owned.is_none() {
+            still(self);
         }
-        still(self);
         self.life.now().halting -= 1;
         self.life.changed.notify_all();
-        Ok(())
+        Ok(owned)
     }
 
     /// The same for good, and nothing is waited for.
@@ -293,20 +334,22 @@ impl Core {
         self.channels.iter().filter_map(|c| c.host.as_deref()).for_each(super::host::HostEnd::wake_all);
     }
 
-    /// Waits until nobody owns any task. `stopping` is set and the ends are closed, so no invocation starts; tasks in
-    /// the ready queue are taken out of it.
+    /// Waits until nobody owns any task; the number of one that somebody owns, when there is no patience left. `stopping` is set
+    /// and the ends are closed, so no invocation starts; tasks in the ready queue are taken out of it.
     ///
     /// After a first pass that found every task idle once, none executes any more, so none notifies another; what is
     /// owned then was notified before, and a second such pass finds the last of it let go.
-    fn quiesce(&self) {
-        let mut clean = 0;
+    fn quiesce(&self, patience: Patience<'_>) -> Option<usize> {
+        let (mut clean, mut pause) = (0, FIRST_LOOK);
+        // A worker may be looking at a task that has nothing to do.
+        let mut until = Instant::now() + A_MOMENT;
         while clean < 2 {
-            let mut idle = true;
-            for n in &self.nodes {
+            let mut owned = None;
+            for (i, n) in self.nodes.iter().enumerate() {
                 if n.notify.idle() {
                     continue;
                 }
-                idle = false;
+                owned = Some(i);
                 if n.managed && self.runtime.dispatcher.remove(n) {
                     // Ours now; nothing runs while stopping, so just let it go.
                     let mut seen = n.notify.seen();
@@ -315,12 +358,19 @@ impl Core {
                     }
                 }
             }
-            if idle {
+            if owned.is_none() {
                 clean += 1;
-            } else {
-                clean = 0;
-                std::thread::sleep(Duration::from_micros(20));
+                continue;
             }
+            clean = 0;
+            let now = Instant::now();
+            if until <= now {
+                let Some(time) = patience() else { return owned };
+                until = now.checked_add(time).unwrap_or(now + FOREVER);
+            }
+            std::thread::sleep(until.saturating_duration_since(now).min(pause));
+            pause = (pause * 2).min(LAST_LOOK);
         }
+        None
     }
 }

@@ -24,6 +24,9 @@ use track::Event;
 /// Most frames of one run.
 const MAX_FRAMES: u64 = 10_000_000;
 
+/// Frames a second: with fewer, or as many as that, there is nothing to be seen.
+const RATES: std::ops::RangeInclusive<f64> = 1e-3..=1e6;
+
 /// Latencies that room is made for at once.
 const MAX_LATENCIES: u64 = 1 << 16;
 
@@ -93,8 +96,8 @@ pub fn run(o: &Options) -> Result<(), String> {
         r => Some(
             r.parse::<f64>()
                 .ok()
-                .filter(|r| *r > 0.0 && *r <= 1e6)
-                .ok_or("--rate takes a number above 0 or \"max\"")?,
+                .filter(|r| RATES.contains(r))
+                .ok_or("--rate takes a number from 0.001 to 1000000, or \"max\"")?,
         ),
     };
     let mut shape = Shape::of_recording()?;
