@@ -30,8 +30,7 @@ const MAX_RECORDING: u64 = 1 << 30;
 #[command(after_help = "What there is to see:
   NVIDIA GPUs   who was on the GPU from when to when, of all processes, from the GPU's log of context switches (as root)
   the service   share and use of every process on every device that the service divides, 40 times a second
-  a program     started with `-- COMMAND`: each invocation of its tasks, and each copy, if it uses Forebay's library and
-                ends its graphs before it exits
+  a program     started with `-- COMMAND`: each invocation of its tasks, and each copy, if it uses Forebay's library
 
 Examples:
   sudo forebay trace --seconds 5 gpu.pftrace

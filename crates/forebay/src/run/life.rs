@@ -48,7 +48,7 @@ impl GraphState {
 }
 
 /// How long to wait, asked anew when that is over; none to give up.
-type Patience<'a> = &'a mut dyn FnMut() -> Option<Duration>;
+pub(super) type Patience<'a> = &'a mut dyn FnMut() -> Option<Duration>;
 
 /// Who waits for tasks that run looks at them so often at first, and after a while so often: most of them end at once, and the
 /// others' time is not to be used up by looking.
@@ -289,7 +289,7 @@ impl Core {
 
     /// Lets no further invocation start and, with `patience`, waits for those that run; then calls `still`, while it cannot be set
     /// going (rule 2). Without any left, `still` is not called: the number of a task that did not end.
-    fn halt(&self, patience: Option<Patience<'_>>, still: impl FnOnce(&Core)) -> Result<Option<usize>> {
+    pub(super) fn halt(&self, patience: Option<Patience<'_>>, still: impl FnOnce(&Core)) -> Result<Option<usize>> {
         {
             let mut now = self.life.now();
             while now.starting {

@@ -4,6 +4,7 @@ pub(crate) mod device;
 mod dispatch;
 mod elsewhere;
 mod exec;
+mod exit;
 mod fuse;
 mod gate;
 mod host;

@@ -129,6 +129,7 @@ impl Runtime {
         for c in &core.channels {
             c.pool.iter().for_each(|p| p.set_ahead(c.declared));
         }
+        super::exit::note(&core);
         let running = Running::new(core);
         running.run()?;
         Ok(running)

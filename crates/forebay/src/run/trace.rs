@@ -1,7 +1,7 @@
 //! What ran when, for timelines.
 //!
 //! Where the environment names a folder in [`TRACE_VARIABLE`], every graph of the process is recorded, and leaves a file
-//! there when it is torn down: [`Recording`] as JSON. Nobody is disturbed when that cannot be written.
+//! there when it is torn down or the process exits: [`Recording`] as JSON. Nobody is disturbed when that cannot be written.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
