@@ -29,9 +29,8 @@ static GRAPHS: Mutex<Vec<Weak<Core>>> = Mutex::new(Vec::new());
 
 /// Makes a graph that is about to start one of those (rules 1 and 2).
 pub(super) fn note(core: &Arc<Core>) {
-    let recorded = core.runtime.recordings.is_some();
-    let devices = core.runtime.devices.iter().any(|d| !d.is_host());
-    if !recorded && !(devices && core.nodes.iter().any(|n| n.managed)) {
+    let for_devices = || core.runtime.devices.iter().any(|d| !d.is_host()) && core.nodes.iter().any(|n| n.managed);
+    if core.runtime.recordings.is_none() && !for_devices() {
         return;
     }
     PROCESS.store(std::process::id(), Ordering::SeqCst);
