@@ -45,10 +45,13 @@ fn text(o: &Output) -> String {
 #[test]
 fn what_the_modules_own_tests_say() {
     let Some(dir) = module("own") else { return };
-    let o = python(&dir, &[&format!("{HERE}/tests/test_forebay.py")]);
+    let o = python(&dir, &["-m", "unittest", "discover", "-v", "-s", &format!("{HERE}/tests")]);
     let said = text(&o);
     println!("{said}");
     assert!(o.status.success() && said.contains("OK"), "{said}");
+    for what in ["blocks", "graphs", "calls", "ends", "transfer"] {
+        assert!(said.contains(&format!("(test_{what}.")), "{what} are not among them: {said}");
+    }
     std::fs::remove_dir_all(dir).unwrap();
 }
 
