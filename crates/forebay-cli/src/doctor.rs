@@ -235,17 +235,29 @@ fn hardware(gpu: u32, of: usize, served: Option<bool>) {
     }
 }
 
+/// The number by which `--device cuda:1` names a device, of devices in the order in which they are found; none of those that are the
+/// only one of their kind.
+fn numbers() -> impl FnMut(&Arc<dyn Device>) -> Option<usize> {
+    // By itself each kind has what is another one's among all: GPUs that CUDA drives are OpenCL's, too.
+    let mut left = [Kind::OpenCl, Kind::Cuda].map(|kind| (kind, discover(&[kind]).0, 0));
+    move |d| {
+        let i = d.info();
+        let (_, all, next) = left.iter_mut().find(|(kind, ..)| *kind == i.kind)?;
+        let is = |o: &Arc<dyn Device>| (&o.info().name, &o.info().driver, o.info().pci) == (&i.name, &i.driver, i.pci);
+        let n = *next + all.get(*next..)?.iter().position(is)?;
+        *next = n + 1;
+        (all.len() > 1).then_some(n)
+    }
+}
+
 /// Prints the devices, runs the conformance suite on each, and names what is missing.
 pub fn run(options: &Options) -> Result<(), String> {
     let (devices, missing) = discover(&[Kind::Cpu, Kind::OpenCl, Kind::Cuda]);
-    let mut broken = 0;
+    let (mut broken, mut number) = (0, numbers());
     for d in &devices {
         let i = d.info();
         let mib = i.memory_bytes >> 20;
-        // As `--device cuda:1` counts them. (Those of OpenCL it counts with GPUs that are CUDA's here.)
-        let mut alike = devices.iter().filter(|o| i.kind == Kind::Cuda && o.info().kind == i.kind);
-        let number = alike.clone().position(|o| Arc::ptr_eq(o, d)).filter(|_| alike.nth(1).is_some());
-        let which = number.map(|n| format!(":{n}")).unwrap_or_default();
+        let which = number(d).map(|n| format!(":{n}")).unwrap_or_default();
         crate::say(&format!("{}{which}: {}, {} units, {mib} MiB, {}", i.kind, i.name, i.compute_units, i.driver));
         if let Err(why) = d.compiles() {
             crate::say(&format!("  conformance: not checked, since no kernel can be compiled: {why}"));

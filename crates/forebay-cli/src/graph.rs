@@ -242,8 +242,9 @@ type Came = Vec<(String, (u64, Option<Datablock>))>;
 
 /// How often a task was done on which device.
 fn on_which(t: &TaskStats, rt: &Runtime) -> Vec<(String, u64)> {
-    let all = rt.devices().into_iter().zip(&t.by_device);
-    all.filter(|(_, n)| **n > 0).map(|((name, _), n)| (name, *n)).collect()
+    let names: Vec<String> = rt.devices().into_iter().map(|(name, _)| name).collect();
+    let all = crate::told_apart(&names).into_iter().zip(&t.by_device);
+    all.filter(|(_, n)| **n > 0).map(|(name, n)| (name, *n)).collect()
 }
 
 fn say(blocks: u64, seconds: f64, came: Came, s: &Snapshot, rt: &Runtime) -> Result<(), Error> {

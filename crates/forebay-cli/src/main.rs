@@ -121,6 +121,13 @@ pub(crate) fn beside<'scope, T: Send + 'scope>(
     std::thread::Builder::new().spawn_scoped(s, f).map_err(|e| format!("no thread can be started: {e}"))
 }
 
+/// What devices are called: as they are, or with their number in the runtime where others are called so, too.
+pub(crate) fn told_apart(names: &[String]) -> Vec<String> {
+    let alike = |n: &String| names.iter().filter(|o| *o == n).count();
+    let called = |(i, n): (usize, &String)| if alike(n) == 1 { n.clone() } else { format!("{n} (device {i})") };
+    names.iter().enumerate().map(called).collect()
+}
+
 /// Says which devices a graph that has started does not use: somebody may be looking for their GPU.
 pub(crate) fn tell_unused(rt: &forebay::Runtime) {
     for (name, why) in rt.unused() {
@@ -168,7 +175,13 @@ fn main() -> ExitCode {
 mod tests {
     use clap::CommandFactory as _;
 
-    use super::Cli;
+    use super::{Cli, told_apart};
+
+    #[test]
+    fn devices_of_one_name_have_numbers() {
+        let names = ["cpu", "gpu", "other", "gpu"].map(str::to_owned);
+        assert_eq!(told_apart(&names), ["cpu", "gpu (device 1)", "other", "gpu (device 3)"]);
+    }
 
     /// Each command's help, and that of each command below it; `bench` has those of its own in one.
     #[test]

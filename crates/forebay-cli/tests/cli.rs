@@ -311,7 +311,8 @@ fn the_demo_runs_where_no_kernel_can_be_compiled_and_says_why_the_gpu_is_idle() 
 #[test]
 fn the_demo_goes_elsewhere_if_a_gpu_is_full_and_fails_if_that_one_is_asked_for() {
     let Some(dir) = stand_in::build() else { return };
-    for (gpus, device, on) in [("1", "auto", Some("cpu")), ("2", "auto", Some("cuda")), ("1", "cuda", None)] {
+    for (gpus, device, on) in [("1", "auto", Some("cpu")), ("2", "auto", Some("cuda (device 2)")), ("1", "cuda", None)]
+    {
         let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
         command.args(["demo", "gesture", "--frames", "2", "--rate", "max", "--json", "--device", device]);
         command.envs([("STAND_IN_DEVICES", gpus), ("STAND_IN_FULL", "0")]);
@@ -362,6 +363,18 @@ fn one_gpu_of_several_is_asked_for_by_its_number() {
     assert!(o.status.success(), "{}", String::from_utf8_lossy(&o.stderr));
     let v: serde_json::Value = serde_json::from_str(&stdout(&o)).unwrap();
     assert_eq!(v["tasks"]["xform"]["cuda"], 4, "{v}");
+    // Both: each has its own number in what is told.
+    let o = run(&["graph", "run", &example(), "--blocks", "40", "--device", "cuda", "--mode", "fifo", "--json"]);
+    let v: serde_json::Value = serde_json::from_str(&stdout(&o)).unwrap();
+    for task in v["tasks"].as_array().unwrap() {
+        let on = task["on"].as_object().unwrap();
+        let all: u64 = on.values().filter_map(serde_json::Value::as_u64).sum();
+        assert!(
+            Some(all) == task["invocations"].as_u64()
+                && on.keys().all(|d| !d.contains("no GPU") || d.contains("(device ")),
+            "{v}"
+        );
+    }
     let o = run(&[&demo[..], &["cuda:2"]].concat());
     let said = String::from_utf8_lossy(&o.stderr);
     assert!(!o.status.success() && said.contains("there is no cuda:2, only cuda:0 "), "{said}");

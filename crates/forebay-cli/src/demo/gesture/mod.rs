@@ -147,6 +147,7 @@ pub fn run(o: &Options) -> Result<(), String> {
         let (spans, dropped) = run.take_trace();
         let (copies, _) = run.take_copies();
         let devices: Vec<String> = rt.devices().into_iter().map(|(n, k)| format!("{k}: {n}")).collect();
+        let devices = crate::told_apart(&devices);
         let mut t = crate::perfetto::Timeline::default();
         t.graph(None, 0, (&names, &devices), (&spans, &copies));
         std::fs::write(path, t.encode()).map_err(|e| format!("{}: {e}", path.display()))?;
@@ -259,9 +260,10 @@ pub fn replay(
     })?;
     let seconds = begun.elapsed().as_secs_f64();
     let end = cpu_time();
-    let devices = rt.devices();
+    let kinds: Vec<String> = rt.devices().into_iter().map(|(_, kind)| kind.to_string()).collect();
+    let devices = crate::told_apart(&kinds);
     let placed = run.snapshot().tasks.into_iter().map(|t| {
-        let on = t.by_device.iter().zip(&devices).filter(|(n, _)| **n > 0).map(|(n, (_, k))| (k.to_string(), *n));
+        let on = t.by_device.iter().zip(&devices).filter(|(n, _)| **n > 0).map(|(n, name)| (name.clone(), *n));
         (t.name, on.collect())
     });
     Ok(Measured {
