@@ -363,18 +363,33 @@ fn one_gpu_of_several_is_asked_for_by_its_number() {
     assert!(o.status.success(), "{}", String::from_utf8_lossy(&o.stderr));
     let v: serde_json::Value = serde_json::from_str(&stdout(&o)).unwrap();
     assert_eq!(v["tasks"]["xform"]["cuda"], 4, "{v}");
-    // Both: each has its own number in what is told.
-    let o = run(&["graph", "run", &example(), "--blocks", "40", "--device", "cuda", "--mode", "fifo", "--json"]);
+    // Both of one name, and what each has done is told.
+    let file = scratch("two.toml");
+    let tasks = ["a", "b", "c", "d"].map(|t| {
+        let source = "KERNEL void k(GLOBAL const float *x, GLOBAL float *y) { uint i = gid_x(); if (i < 8u) y[i] = x[i]; }";
+        format!(
+            "[[task]]\nname = \"{t}\"\ninputs = [{{ name = \"x\", type = \"f32[8]\" }}]\noutputs = [{{ name = \"y\", type = \
+             \"f32[8]\" }}]\nkernel = {{ source = \"{source}\", entry = \"k\", args = [\"x\", \"y\"] }}\n[[feed]]\nto = \
+             \"{t}.x\"\n[[drain]]\nfrom = \"{t}.y\"\n"
+        )
+    });
+    std::fs::write(&file, format!("name = \"two\"\n{}", tasks.concat())).unwrap();
+    let on_both =
+        ["graph", "run", &file.display().to_string(), "--blocks", "50", "--device", "cuda", "--json"].map(String::from);
+    let o = run(&on_both.each_ref().map(String::as_str));
+    assert!(o.status.success(), "{}", String::from_utf8_lossy(&o.stderr));
     let v: serde_json::Value = serde_json::from_str(&stdout(&o)).unwrap();
+    let mut devices: Vec<String> = Vec::new();
     for task in v["tasks"].as_array().unwrap() {
         let on = task["on"].as_object().unwrap();
         let all: u64 = on.values().filter_map(serde_json::Value::as_u64).sum();
-        assert!(
-            Some(all) == task["invocations"].as_u64()
-                && on.keys().all(|d| !d.contains("no GPU") || d.contains("(device ")),
-            "{v}"
-        );
+        assert_eq!((task["invocations"].as_u64(), all), (Some(50), 50), "{v}");
+        devices.extend(on.keys().cloned());
     }
+    devices.sort();
+    devices.dedup();
+    assert!(devices.len() == 2 && devices.iter().all(|d| d.contains(" (device ")), "{devices:?}");
+    std::fs::remove_file(file).unwrap();
     let o = run(&[&demo[..], &["cuda:2"]].concat());
     let said = String::from_utf8_lossy(&o.stderr);
     assert!(!o.status.success() && said.contains("there is no cuda:2, only cuda:0 "), "{said}");
