@@ -66,11 +66,29 @@ fn program() {
             });
         }
     });
+    leave_latencies(latencies);
+}
+
+/// For whoever started the program and named a file `RESULT`: the median and 95 %, µs.
+fn leave_latencies(mut latencies: Vec<Duration>) {
     latencies.sort();
     if let Some(to) = std::env::var_os("RESULT") {
         let at = |q: usize| latencies[(latencies.len() - 1) * q / 100].as_micros();
         std::fs::write(to, format!("{} {}", at(50), at(95))).unwrap();
     }
+}
+
+/// What a program of a class, which ends, has left there.
+fn latencies(s: &Service, role: &str, settings: &[(&str, String)], class: Class) -> (u64, u64) {
+    let result = s.dir.join("result");
+    let settings = [settings, &[("RESULT", result.display().to_string())]].concat();
+    let mut p = Program::start(s, role, &settings);
+    until("it has joined", || s.process(p.pid()).is_some());
+    s.set(p.pid(), class);
+    assert!(p.0.wait().unwrap().success());
+    let text = std::fs::read_to_string(result).unwrap();
+    let mut n = text.split(' ').map(|n| n.parse::<u64>().unwrap());
+    (n.next().unwrap(), n.next().unwrap())
 }
 
 /// Not a test: a program with a goal of `GOAL` calls a second, each of which takes a core for a millisecond. It says in the file
@@ -221,10 +239,10 @@ fn graphs_keep_to_their_shares_and_stop_when_told() {
     assert!(used < Duration::from_millis(10), "{used:?}");
 }
 
-/// Not a test: a graph on a simulated device whose kernels take a millisecond of real time, in many runtimes. There is one
-/// such device, which serves all such programs by turns, as a GPU does: who has work in it has a file in the folder `DEVICE`,
-/// and is the slower the more there are. The file `DEVICE.ran` says whose kernels it has run. After `ITEMS`, one more, and one whose
-/// result nobody asks for, it rests.
+/// Not a test: a graph on a simulated device whose kernels take a millisecond of real time, or `KERNEL_MS`, in many runtimes. There
+/// is one such device, which serves all such programs by turns, as a GPU does: who has work in it has a file in the folder
+/// `DEVICE`, and is the slower the more there are. The file `DEVICE.ran` says whose kernels it has run. After `ITEMS`, one more, and
+/// one whose result nobody asks for, it rests. With `PERIOD_MS` it does its items so far apart, one at a time, and ends.
 #[test]
 #[ignore = "a program that other tests start"]
 fn accelerated() {
@@ -237,6 +255,7 @@ fn accelerated() {
     (0..20).for_each(|_| drop(Runtime::builder().devices(vec![device()]).build().unwrap()));
     let folder = std::path::PathBuf::from(std::env::var("DEVICE").unwrap());
     let me = std::process::id().to_string();
+    let takes = std::env::var("KERNEL_MS").map_or(1.0, |n| n.parse().unwrap()) / 1e3;
     let ran = std::fs::File::options().append(true).open(folder.with_extension("ran")).unwrap();
     let kernel = Source::Cpu(std::sync::Arc::new(move |s| {
         // SAFETY: each part writes its own elements only.
@@ -244,7 +263,7 @@ fn accelerated() {
         s.for_each(|i, _, _| y[i] = x[i] + 1);
         if s.start == 0 {
             std::fs::write(folder.join(&me), "").unwrap();
-            let (mut left, mut now) = (1e-3, Instant::now());
+            let (mut left, mut now) = (takes, Instant::now());
             while left > 0.0 {
                 std::thread::sleep(Duration::from_micros(100));
                 let others = std::fs::read_dir(&folder).unwrap().count() - 1;
@@ -261,6 +280,16 @@ fn accelerated() {
     let (feed, drain) = (g.feed((id, "x"), 4).unwrap(), g.drain((id, "y"), 4).unwrap());
     let run = Runtime::builder().devices(vec![device()]).build().unwrap().start(g).unwrap();
     let push = || run.push(feed, Datablock::from_slice(t, &[7u32; 8]).unwrap()).unwrap();
+    if let Ok(ms) = std::env::var("PERIOD_MS") {
+        let items = (0..std::env::var("ITEMS").unwrap().parse().unwrap()).map(|_: u32| {
+            std::thread::sleep(Duration::from_millis(ms.parse().unwrap()));
+            let begun = Instant::now();
+            push();
+            assert_eq!(run.pull(drain).unwrap().as_slice::<u32>().unwrap(), [8; 8]);
+            begun.elapsed()
+        });
+        return leave_latencies(items.collect());
+    }
     // One more than is waited for, so that the device always has work.
     push();
     for _ in 0..std::env::var("ITEMS").map_or(u32::MAX, |n| n.parse().unwrap()) {
@@ -330,22 +359,8 @@ fn a_program_that_rests_uses_nothing_of_a_device() {
 #[test]
 fn an_interactive_graph_comes_through_beside_a_hog() {
     let s = Service::start(&[]);
-    let latency = |class: Class| {
-        let result = s.dir.join("result");
-        let settings = [
-            ("TASK_US", "1000".into()),
-            ("PERIOD_MS", "20".into()),
-            ("ITEMS", "150".into()),
-            ("RESULT", result.display().to_string()),
-        ];
-        let mut p = Program::start(&s, "program", &settings);
-        until("it has joined", || s.process(p.pid()).is_some());
-        s.set(p.pid(), class);
-        assert!(p.0.wait().unwrap().success());
-        let text = std::fs::read_to_string(result).unwrap();
-        let mut n = text.split(' ').map(|n| n.parse::<u64>().unwrap());
-        (n.next().unwrap(), n.next().unwrap())
-    };
+    let settings = [("TASK_US", "1000".into()), ("PERIOD_MS", "20".into()), ("ITEMS", "150".into())];
+    let latency = |class| latencies(&s, "program", &settings, class);
     let hogs: Vec<Program> = (0..2).map(|_| Program::start(&s, "program", &[("TASK_US", "300".into())])).collect();
     for h in &hogs {
         until("it has joined", || s.process(h.pid()).is_some());
@@ -357,6 +372,26 @@ fn an_interactive_graph_comes_through_beside_a_hog() {
         first.1 < normal.1 && first.0 * 5 < normal.0 * 4
     };
     assert!((0..3).any(comes_through));
+}
+
+/// On a device that programs report their use of, an OpenCL GPU say: while an interactive program has a kernel there, the other's
+/// next one waits.
+#[test]
+fn an_interactive_program_is_first_on_a_device_whose_use_programs_report() {
+    let s = Service::start(&["--device", "sim=1"]);
+    let device = s.dir.join("device");
+    std::fs::create_dir(&device).unwrap();
+    std::fs::write(device.with_extension("ran"), "").unwrap();
+    let setting = ("DEVICE", device.display().to_string());
+    let hog = Program::start(&s, "accelerated", std::slice::from_ref(&setting));
+    until("it has joined", || s.process(hog.pid()).is_some());
+    let settings = [setting, ("KERNEL_MS", "4".into()), ("PERIOD_MS", "30".into()), ("ITEMS", "60".into())];
+    let comes_first = |_| {
+        let [normal, first] = [Class::Normal, Class::Interactive].map(|c| latencies(&s, "accelerated", &settings, c));
+        println!("median and 95 %, µs: normal {normal:?}, interactive {first:?}");
+        first.0 < 6000 && first.0 * 4 < normal.0 * 3
+    };
+    assert!((0..3).any(comes_first));
 }
 
 /// One whose graph has one task at a time, and a share of more: it says that it wants no more than it can use, so the other one

@@ -7,6 +7,8 @@
 //!    its end; where the kernel does, it is asked.
 //! 3. What is in flight behind the first invocation is known to be going to use as much as those before it did: it counts
 //!    against credit when the next one is to be issued (`forebay_policy::begin`, rule 1).
+//! 4. An interactive process tells when its first invocation is about to be issued and when nothing of it is in the device any more:
+//!    others begin none meanwhile. (On the processor its workers tell, `gate`, rule 5.)
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -72,6 +74,7 @@ impl Charge {
     fn leave(&mut self) {
         if std::mem::take(&mut self.told) {
             self.account.works_since(None);
+            self.account.works(false);
         }
     }
 
@@ -123,6 +126,9 @@ impl Issue {
         self.begun.get_or_insert_with(Instant::now);
         if !c.told {
             c.told = c.account.begins(now_ns());
+            if c.told && c.account.has_precedence() {
+                c.account.works(true);
+            }
         }
     }
 
