@@ -69,12 +69,26 @@ struct Charge {
     ahead_ns: Arc<AtomicU64>,
 }
 
+/// Tells the service that work is in the device from this moment on; whether it needed to be told. Whoever it is told for [`ends`].
+fn begins(account: &Account, at_ns: u64) -> bool {
+    let told = account.begins(at_ns);
+    // Rule 4.
+    if told && account.has_precedence() {
+        account.works(true);
+    }
+    told
+}
+
+fn ends(account: &Account) {
+    account.works_since(None);
+    account.works(false);
+}
+
 impl Charge {
     /// Nothing is in the device any more, as far as the service is concerned.
     fn leave(&mut self) {
         if std::mem::take(&mut self.told) {
-            self.account.works_since(None);
-            self.account.works(false);
+            ends(&self.account);
         }
     }
 
@@ -125,10 +139,7 @@ impl Issue {
         let Some(c) = &mut self.charge else { return };
         self.begun.get_or_insert_with(Instant::now);
         if !c.told {
-            c.told = c.account.begins(now_ns());
-            if c.told && c.account.has_precedence() {
-                c.account.works(true);
-            }
+            c.told = begins(&c.account, now_ns());
         }
     }
 
@@ -148,10 +159,10 @@ impl Issue {
             return work();
         }
         let begun = now_ns();
-        let told = account.begins(begun);
+        let told = begins(account, begun);
         let result = work();
         if told {
-            account.works_since(None);
+            ends(account);
         }
         account.took(now_ns().saturating_sub(begun));
         result
