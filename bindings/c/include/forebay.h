@@ -276,7 +276,12 @@ int32_t forebay_wait_within(forebay_pending *call,
 // Gives up a call whose outputs nobody wants.
 void forebay_pending_free(forebay_pending *call);
 
-// Gives it back.
+// Ends it: no call begins any more, and what is made or has not begun is FOREBAY_CLOSED. Waits for calls that run, so long at most, ms:
+// 0 not at all, FOREBAY_FOREVER as long as it takes. FOREBAY_AGAIN when one did not end in time; it ends when it ends.
+int32_t forebay_accelerated_stop_within(const forebay_accelerated *task,
+                                        int64_t wait_ms);
+
+// Gives it back. Waits for calls that run.
 void forebay_accelerated_free(forebay_accelerated *task);
 
 // Pursues a goal from now on: "throughput" (`value` of what the tracker counts in a second), "latency" (`value` seconds for a

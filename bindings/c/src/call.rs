@@ -173,7 +173,7 @@ pub unsafe extern "C" fn forebay_spawn_within(
 }
 
 /// How long to wait, and then how much longer. It is looked once, even by who does not wait at all.
-fn patience(wait_ms: i64) -> impl FnMut() -> Option<Duration> {
+pub(crate) fn patience(wait_ms: i64) -> impl FnMut() -> Option<Duration> {
     let (begun, mut looked) = (Instant::now(), false);
     move || {
         if wait_ms <= FOREBAY_FOREVER {
@@ -230,7 +230,18 @@ pub unsafe extern "C" fn forebay_pending_free(call: *mut forebay_pending) {
     unsafe { free(call) };
 }
 
-/// Gives it back.
+/// Ends it: no call begins any more, and what is made or has not begun is FOREBAY_CLOSED. Waits for calls that run, so long at most, ms:
+/// 0 not at all, FOREBAY_FOREVER as long as it takes. FOREBAY_AGAIN when one did not end in time; it ends when it ends.
+///
+/// # Safety
+/// As the rules say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn forebay_accelerated_stop_within(task: *const forebay_accelerated, wait_ms: i64) -> i32 {
+    // SAFETY: C's promises.
+    status(|| unsafe { Ok(shared(task, "the task")?.0.stop_while(patience(wait_ms))?) })
+}
+
+/// Gives it back. Waits for calls that run.
 ///
 /// # Safety
 /// As the rules say. Nobody else is in a call with it.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use forebay::{Drain, Feed, Mode, Running, Runtime, Wanted};
 
 use crate::block::forebay_block;
+use crate::call::patience;
 use crate::graph::forebay_graph;
 use crate::{Failure, free, give, invalid, put, shared, status, take, text};
 
@@ -203,11 +204,7 @@ pub unsafe extern "C" fn forebay_stop_within(running: *const forebay_running, wa
     // SAFETY: C's promises.
     status(|| unsafe {
         let r = shared(running, "the graph")?;
-        let stopped = match wait_ms {
-            ..=FOREBAY_FOREVER => r.running.stop(),
-            ms => r.running.stop_timeout(Duration::from_millis(ms.unsigned_abs())),
-        };
-        Ok(stopped?)
+        Ok(r.running.stop_while(patience(wait_ms))?)
     })
 }
 

@@ -552,6 +552,21 @@ int main(int argc, char **argv) {
   forebay_accelerated_free(f);
   if (released != 8) return 7;
 
+  // One that was stopped: what runs ends when it ends, and nothing else begins.
+  atomic_store(&open, 0);
+  GOOD(forebay_accelerate(rt, task("slow", waits, &open), &f));
+  GOOD(forebay_spawn(f, in, 1, &first));
+  while (!(atomic_load(&open) & 2)) milliseconds(1);
+  EXPECT(FOREBAY_AGAIN, forebay_accelerated_stop_within(f, 0), "\"slow\" still runs");
+  EXPECT(FOREBAY_CLOSED, forebay_spawn(f, in, 1, &second), "stopped");
+  atomic_store(&open, 1);
+  GOOD(forebay_accelerated_stop_within(f, FOREBAY_FOREVER));
+  GOOD(forebay_wait(first, out, 1));
+  forebay_block_free(out[0]);
+  EXPECT(FOREBAY_INVALID, forebay_accelerated_stop_within(NULL, 0), "the task");
+  forebay_accelerated_free(f);
+  if (released != 9) return 18;
+
   // With a limit to the waiting, for outputs and for room. What did not come can be waited for again.
   atomic_int gate = 0;
   GOOD(forebay_accelerate(rt, task("slow", waits, &gate), &f));
@@ -581,7 +596,7 @@ int main(int argc, char **argv) {
   // On several lanes, which are all taken, whatever comes of it.
   forebay_task *lanes[2] = {task("f", doubles, &calls), NULL};
   EXPECT(FOREBAY_INVALID, forebay_accelerate_lanes(rt, lanes, 2, &f), "a task is NULL");
-  if (released != 10) return 10;
+  if (released != 11) return 10;
   EXPECT(FOREBAY_INVALID, forebay_accelerate_lanes(rt, NULL, 2, &f), "NULL");
   EXPECT(FOREBAY_FAILED, forebay_accelerate_lanes(rt, lanes, 0, &f), "0 lanes");
   lanes[0] = task("f", doubles, &calls);
@@ -623,7 +638,7 @@ int main(int argc, char **argv) {
   if (atomic_load(&goal.told) != told) return 17;
   forebay_block_free(b);
   forebay_accelerated_free(f);
-  if (released != 12) return 12;
+  if (released != 13) return 12;
 
   pthread_t thread;
   void *result;

@@ -391,7 +391,8 @@ fn an_interactive_program_is_first_on_a_device_whose_use_programs_report() {
         println!("median and 95 %, µs: normal {normal:?}, interactive {first:?}");
         first.0 < 6000 && first.0 * 4 < normal.0 * 3
     };
-    assert!((0..3).any(comes_first));
+    // Other tests may have the cores for a while, the one that wants everything has less then.
+    assert!((0..5).any(comes_first));
 }
 
 /// One whose graph has one task at a time, and a share of more: it says that it wants no more than it can use, so the other one
