@@ -239,10 +239,10 @@ fn hardware(gpu: u32, of: usize, served: Option<bool>) {
 /// only one of their kind.
 fn numbers() -> impl FnMut(&Arc<dyn Device>) -> Option<usize> {
     // By itself each kind has what is another one's among all: GPUs that CUDA drives are OpenCL's, too.
-    let mut left = [Kind::OpenCl, Kind::Cuda].map(|kind| (kind, discover(&[kind]).0, 0));
+    let mut kinds = [Kind::OpenCl, Kind::Cuda].map(|kind| (kind, discover(&[kind]).0, 0));
     move |d| {
         let i = d.info();
-        let (_, all, next) = left.iter_mut().find(|(kind, ..)| *kind == i.kind)?;
+        let (_, all, next) = kinds.iter_mut().find(|(kind, ..)| *kind == i.kind)?;
         let is = |o: &Arc<dyn Device>| (&o.info().name, &o.info().driver, o.info().pci) == (&i.name, &i.driver, i.pci);
         let n = *next + all.get(*next..)?.iter().position(is)?;
         *next = n + 1;

@@ -130,8 +130,8 @@ impl Running {
     }
 
     /// Stops the graph as [`Running::stop`] does, and asks how long to wait for invocations that still run after a moment, and
-    /// again when that time is over, until they have ended or the answer is none: for programs that can be told to end. The graph is stopped in any
-    /// case: no further invocation starts, only those that run may still do so.
+    /// again when that time is over, until they have ended or the answer is none: for programs that can be told to end. The
+    /// graph is stopped in any case: no further invocation starts, and those that run go on to their end.
     ///
     /// # Errors
     /// As [`Running::stop`]; [`Error::StillRunning`] when a task did not end in time.
