@@ -232,6 +232,18 @@ fn a_stop_asks_how_long_to_wait_and_has_stopped_the_graph_in_any_case() {
     assert_eq!(begun.recv().unwrap(), 1);
     still_running(run.stop_while(|| None));
     run.run().unwrap();
+    // And after somebody who was asked has panicked.
+    let panics = std::panic::AssertUnwindSafe(|| run.stop_while(|| panic!("asked how long")));
+    assert!(std::panic::catch_unwind(panics).is_err());
+    let (runs, goes_on) = channel();
+    std::thread::scope(|s| {
+        s.spawn(|| runs.send(run.run()));
+        let ran = goes_on.recv_timeout(Duration::from_secs(20));
+        if ran.is_err() {
+            std::process::abort();
+        }
+        ran.unwrap().unwrap();
+    });
     (0..2).for_each(|_| open.send(()).unwrap());
     assert_eq!([1, 2], [(); 2].map(|()| value(&run.pull(drain).unwrap())));
     assert_eq!(begun.recv().unwrap(), 2);

@@ -80,6 +80,16 @@ struct Now {
     starting: bool,
 }
 
+/// Somebody halts the graph as long as this is kept (rule 2).
+struct Halts<'a>(&'a Life);
+
+impl Drop for Halts<'_> {
+    fn drop(&mut self) {
+        self.0.now().halting -= 1;
+        self.0.changed.notify_all();
+    }
+}
+
 impl Life {
     /// Of a graph that does not run yet.
     pub(crate) fn new() -> Self {
@@ -303,13 +313,13 @@ impl Core {
             now.halting += 1;
             self.life.stopping.store(true, Ordering::SeqCst);
         }
+        // Patience is the program's, and may panic.
+        let _halts = Halts(&self.life);
         self.close_ends(true);
         let owned = patience.and_then(|p| self.quiesce(p));
         if owned.is_none() {
             still(self);
         }
-        self.life.now().halting -= 1;
-        self.life.changed.notify_all();
         Ok(owned)
     }
 
