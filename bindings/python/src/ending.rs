@@ -1,7 +1,8 @@
 //! Programs that end while functions of tasks run.
 //!
 //! Rules:
-//! 1. What calls functions of the program's from Forebay's threads is noted when it is made ([`note`]).
+//! 1. Graphs and tasks that are called like functions are noted when they are made ([`note`]). Trackers of goals are not: nobody
+//!    waits for what they say.
 //! 2. When the interpreter is about to end (`atexit`), all of it is stopped: no function begins any more, and those that run
 //!    are waited for, as whoever closes a graph does; Ctrl-C ends the waiting.
 //! 3. A thread that is in a function then still stays where it is ([`call`]) until the process ends. Before Python 3.14 the
@@ -145,7 +146,8 @@ mod raw {
     use pyo3::ffi::PyObject;
 
     unsafe extern "C-unwind" {
-        // As in pyo3::ffi, but that a thread's end may come out of it.
+        // As in pyo3::ffi, but that a thread's end may come out of it: a forced unwinding, which no frame of ours is to see but
+        // the one that calls this. (pyo3 does the same where it asks for the interpreter's lock.)
         pub fn PyObject_CallObject(callable: *mut PyObject, args: *mut PyObject) -> *mut PyObject;
     }
 }
@@ -153,7 +155,9 @@ mod raw {
 /// Calls one of the program's functions on a thread of Forebay's (rule 3).
 pub fn call<'py>(f: &Py<PyAny>, args: &Bound<'py, PyTuple>) -> PyResult<Bound<'py, PyAny>> {
     let stays = Stays;
-    // SAFETY: an object and a tuple, which are held meanwhile, with the interpreter's lock.
+    // SAFETY: an object and a tuple, which are held meanwhile, with the interpreter's lock. What unwinds comes through the
+    // interpreter's own frames, which are made for it, and ends here: `stays` is dropped first and never returns, so nothing
+    // that is borrowed by frames above is let go of.
     let returned = unsafe { raw::PyObject_CallObject(f.as_ptr(), args.as_ptr()) };
     std::mem::forget(stays);
     // SAFETY: a reference of our own, or null and an exception that is set.

@@ -31,6 +31,7 @@ const MAX_RECORDING: u64 = 1 << 30;
   NVIDIA GPUs   who was on the GPU from when to when, of all processes, from the GPU's log of context switches (as root)
   the service   share and use of every process on every device that the service divides, 40 times a second
   a program     started with `-- COMMAND`: each invocation of its tasks, and each copy, if it uses Forebay's library
+                and is not ended by a signal
 
 Examples:
   sudo forebay trace --seconds 5 gpu.pftrace
