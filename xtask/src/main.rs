@@ -6,93 +6,13 @@ use std::process::{Command, ExitCode, Stdio};
 /// Largest bundle, bytes.
 const MAX_BUNDLE: u64 = 60 << 20;
 
-const RUN: &str = r#"#!/bin/sh
-# Runs on a host with a GPU and no toolchain: ./run [PART...], all parts without; results go to $OUT (default: ./results),
-# with what every command said in $OUT/log and the machine in $OUT/machine.txt. A command that fails or hangs does not hide
-# the others: what failed is said at the end. Parts can be run one by one; short ones that say most come first.
-cd "$(dirname "$0")" || exit 1
-OUT="${OUT:-$PWD/results}"
-export FOREBAY_COMMIT="@COMMIT@" FOREBAY_CACHE="${FOREBAY_CACHE:-$OUT/cache}" FOREBAY_MODELS="$OUT/models"
-mkdir -p "$OUT/log"
-failed="" n=0
-# try SECONDS COMMAND...: its output into the log, and here when it has ended; after so long it is told to end, and killed soon
-# after. Nothing is read from a pipe: whoever is left behind by a command that hung would hold it open.
-try() {
-  limit=$1; shift
-  n=$((n + 1))
-  log="$OUT/log/$(printf %02d $n)-$(basename "$1")-$(echo "${2:-} ${3:-}" | tr -c 'a-z0-9\n' - | sed 's/--*/-/g; s/-$//').txt"
-  echo "== $* (at most $limit s)"
-  begun=$(date +%s)
-  timeout -k 20 "$limit" "$@" > "$log" 2>&1 < /dev/null
-  code=$?
-  cat "$log"
-  echo "== ended with $code after $(($(date +%s) - begun)) s"
-  [ "$code" = 0 ] || failed="$failed
-  $* ($([ "$code" = 124 ] || [ "$code" = 137 ] && echo "not ended after $limit s" || echo "status $code"); $log)"
-}
-machine() {
-  date; uname -a; cat /proc/driver/nvidia/version /sys/module/nvidia/version
-  nvidia-smi; nvidia-smi -q; lscpu; id; ulimit -a; ls -l /dev/nvidia*; readlink /proc/self/ns/pid
-}
-machine > "$OUT/machine.txt" 2>&1
-conformance() {
-  try 300 ./forebay doctor --calibrate
-  try 900 ./forebay bench conformance --out "$OUT"
-  # The grid on this device, a little of everything.
-  try 600 ./forebay bench resident --device cuda --quick
-  # One at a time: what frees memory of the device waits for the kernels of others, and some of those wait for their test.
-  for test in ./tests/*; do [ ! -f "$test" ] || try 900 "$test" --test-threads=1; done
-}
-gesture() {
-  try 300 ./forebay demo gesture --device cuda --frames 600 --rate max --quiet
-  try 300 ./forebay demo gesture --device cuda --frames 150 --quiet --trace "$OUT/gesture.pftrace"
-  try 300 ./forebay demo gesture --device cpu --frames 100 --rate max --quiet
-  try 1200 ./forebay bench gesture --device cuda --out "$OUT"
-}
-dataflow() {
-  try 1200 ./forebay bench ptask --device cuda --full --out "$OUT"
-  # Whether invocations beside each other are worth their events (docs/transfer.md).
-  try 1200 env FOREBAY_LISTS_BESIDE=on ./forebay bench ptask --device cuda --full --out "$OUT/lists-beside"
-  try 600 ./forebay bench fusion --device cuda --out "$OUT"
-  try 900 ./forebay bench schedulers --out "$OUT"
-  try 900 ./forebay bench dispatch --out "$OUT"
-}
-sharing() {
-  # The log of context switches with two programs that share the GPU by the driver's turns; then the service's windows.
-  ./forebay demo sharing-program --device cuda --task-us 1000 > /dev/null & one=$!
-  ./forebay demo sharing-program --device cuda --task-us 5000 > /dev/null & two=$!
-  sleep 5
-  try 60 ./forebay trace --seconds 2 "$OUT/switches.pftrace"
-  kill $one $two
-  try 1800 ./forebay bench sharing --device cuda --out "$OUT"
-}
-transfer() { try 3000 ./forebay bench transfer --device cuda --out "$OUT"; }
-resident() { try 2400 ./forebay bench resident --device cuda --out "$OUT"; }
-placement() {
-  try 2400 ./forebay bench placement --out "$OUT"
-  try 900 ./forebay bench goals --out "$OUT"
-}
-# NVIDIA's checkers over a little of everything that stays on the device, where they are. They do not all know memory that is
-# mapped beside CUDA, so what they say is to be read (the grid goes without such memory where that is refused).
-sanitize() {
-  checker=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
-  [ -n "$checker" ] || { echo "there is no compute-sanitizer here"; return; }
-  for part in "round trips" throughput "the heap" "tasks that make tasks"; do
-    for tool in memcheck racecheck; do
-      try 300 "$checker" --tool "$tool" --error-exitcode 9 ./forebay bench resident --device cuda --quick --part "cuda: $part"
-    done
-  done
-}
-for part in ${*:-conformance gesture dataflow sharing transfer resident placement sanitize}; do
-  case "$part" in
-    conformance | gesture | dataflow | sharing | transfer | resident | placement | sanitize) "$part" ;;
-    *) echo "there is no part $part" >&2; exit 2 ;;
-  esac
-done
-[ -z "$failed" ] && exit 0
-echo "FAILED:$failed"
-exit 1
-"#;
+/// Test programs that only use the processor, or (`examples`) read files of the checkout: a host that is lent by the minute
+/// says nothing by them.
+const NOT_FOR_DEVICES: [&str; 7] =
+    ["allocations", "dataflow", "examples", "patience", "races", "random_graphs", "realtime"];
+
+/// The `run` script.
+const RUN: &str = include_str!("run.sh");
 
 fn main() -> ExitCode {
     let task = std::env::args().nth(1);
@@ -125,38 +45,57 @@ fn bundle() -> Result<(), String> {
     std::env::set_current_dir(&root).map_err(|e| e.to_string())?;
     let dir = root.join("bundle");
     let _ = std::fs::remove_dir_all(&dir);
-    std::fs::create_dir_all(dir.join("tests")).map_err(|e| e.to_string())?;
+    let tests = dir.join("tests");
+    std::fs::create_dir_all(&tests).map_err(|e| e.to_string())?;
     // Cargo says in its JSON messages where it puts what.
     let build = ["build", "--release", "--message-format=json", "-p", "forebay-cli"];
     let built = output("cargo", &build)?;
     let command = built.lines().filter_map(|l| field(l, "\"executable\":\"")).find(|p| p.ends_with("/forebay"));
     copy(Path::new(&command.ok_or("cargo built no command")?), &dir.join("forebay"))?;
     let parts = ["-p", "forebay-hal", "-p", "forebay", "-p", "forebay-rm"];
-    let test = [&["test", "--release", "--no-run", "--message-format=json"][..], &parts].concat();
+    let test = [&["test", "--profile=bundle", "--no-run", "--message-format=json"][..], &parts].concat();
     for line in
         output("cargo", &test)?.lines().filter(|l| l.contains("\"test\":true") || l.contains("\"kind\":[\"test\"]"))
     {
         let Some(path) = field(line, "\"executable\":\"") else { continue };
         let name = Path::new(&path).file_name().unwrap_or_default().to_string_lossy().into_owned();
-        // Examples' tests read a file of the checkout.
-        if !name.starts_with("examples") {
-            copy(Path::new(&path), &dir.join("tests").join(name))?;
+        // Cargo puts a dash and a hash behind it.
+        let test = name.rsplit_once('-').map_or(&*name, |(test, _)| test);
+        if !NOT_FOR_DEVICES.contains(&test) {
+            copy(Path::new(&path), &tests.join(name))?;
         }
     }
+    pack(&tests)?;
     // Sources for whatever compiler is there.
     for (from, to) in [("benches/peers", "peers"), ("device", "device"), ("examples/cuda", "examples/cuda")] {
         copy_all(&root.join(from), &dir.join(to))?;
     }
     let commit = output("git", &["rev-parse", "--short=12", "HEAD"]).unwrap_or_else(|_| "unknown".into());
-    let run = dir.join("run");
-    std::fs::write(&run, RUN.replace("@COMMIT@", commit.trim())).map_err(|e| e.to_string())?;
-    executable(&run)?;
+    write_run(&dir, commit.trim())?;
     let bytes = size(&dir);
     println!("bundle/: {:.1} MB", bytes as f64 / 1e6);
     if bytes > MAX_BUNDLE {
         return Err(format!("larger than {} MB", MAX_BUNDLE >> 20));
     }
     Ok(())
+}
+
+/// Writes the script into the bundle.
+fn write_run(dir: &Path, commit: &str) -> Result<(), String> {
+    let run = dir.join("run");
+    std::fs::write(&run, RUN.replace("@COMMIT@", commit)).map_err(|e| e.to_string())?;
+    executable(&run)
+}
+
+/// Makes an archive of a folder, in the folder's place: test programs are a third as large then.
+fn pack(dir: &Path) -> Result<(), String> {
+    let archive = dir.with_extension("tar.gz");
+    let tar = Command::new("tar").arg("-czf").arg(&archive).arg("-C").arg(dir).arg(".").status();
+    match tar {
+        Ok(status) if status.success() => std::fs::remove_dir_all(dir).map_err(|e| e.to_string()),
+        Ok(status) => Err(format!("tar ended with {status}")),
+        Err(e) => Err(format!("tar: {e}")),
+    }
 }
 
 fn field(line: &str, key: &str) -> Option<String> {
@@ -189,4 +128,62 @@ fn executable(path: &Path) -> Result<(), String> {
 fn size(dir: &Path) -> u64 {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
     entries.map(|e| e.metadata().map_or(0, |m| if m.is_dir() { size(&e.path()) } else { m.len() })).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A bundle of scripts: a command that fails when it is to show what may be used, and two tests, one of which fails.
+    fn bundle_of_scripts(dir: &Path) {
+        let script = |path: &Path, text: &str| {
+            std::fs::write(path, format!("#!/bin/sh\n{text}\n")).unwrap();
+            executable(path).unwrap();
+        };
+        let tests = dir.join("tests");
+        std::fs::create_dir_all(&tests).unwrap();
+        script(&dir.join("forebay"), "echo \"command: $*\"; [ \"$1\" != doctor ]");
+        script(&tests.join("good-1"), "echo \"good: $*\"");
+        script(&tests.join("bad-2"), "echo bad; exit 3");
+        pack(&tests).unwrap();
+        assert!(!tests.exists());
+        write_run(dir, "abc").unwrap();
+    }
+
+    #[test]
+    fn the_script_runs_everything_and_says_at_the_end_what_failed() {
+        let dir = std::env::temp_dir().join(format!("forebay-bundle-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        bundle_of_scripts(&dir);
+        let run = |parts: &[&str]| {
+            let unpacked = dir.join("tmp");
+            std::fs::create_dir_all(&unpacked).unwrap();
+            let out = dir.join("out");
+            let script = Command::new(dir.join("run")).args(parts).env("OUT", &out).env("TMPDIR", &unpacked).output();
+            let script = script.unwrap();
+            let left = std::fs::read_dir(&unpacked).unwrap().count();
+            assert_eq!(left, 0, "what was unpacked is left behind");
+            (script.status.code(), String::from_utf8_lossy(&script.stdout).into_owned())
+        };
+        let (code, said) = run(&["conformance", "transfer"]);
+        assert_eq!(code, Some(1), "{said}");
+        let (all, failed) = said.split_once("\nFAILED:").expect(&said);
+        for part in
+            ["command: bench conformance --out", "good: --test-threads=1", "bad\n", "bench transfer --device cuda"]
+        {
+            assert!(all.contains(part), "{part} in {said}");
+        }
+        for (part, why) in [("./forebay doctor --calibrate", "status 1"), ("/bad-2 --test-threads=1", "status 3")] {
+            assert!(failed.lines().any(|l| l.contains(part) && l.contains(why)), "{part} in {failed}");
+        }
+        assert_eq!(failed.lines().filter(|l| !l.is_empty()).count(), 2, "{failed}");
+        // What each said is kept, and so is the machine.
+        let logs: Vec<_> = std::fs::read_dir(dir.join("out/log")).unwrap().flatten().map(|e| e.file_name()).collect();
+        assert!(logs.iter().any(|l| l.to_string_lossy().contains("bad-2")), "{logs:?}");
+        assert!(dir.join("out/machine.txt").exists());
+        let (code, said) = run(&["transfer"]);
+        assert_eq!((code, said.contains("FAILED")), (Some(0), false), "{said}");
+        assert_eq!(run(&["everything"]).0, Some(2));
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
 }
