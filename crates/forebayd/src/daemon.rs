@@ -34,8 +34,8 @@ pub struct Arguments {
     /// Who comes first when there is not enough for all
     #[arg(long, value_enum, default_value_t = OrderName::Share)]
     order: OrderName,
-    /// A device that programs share by telling what they use of it: its name, and how many things it does at a time. OpenCL devices
-    /// that do one thing at a time need not be named: programs bring them. CUDA devices are shared so if they are named
+    /// A device that programs share by telling what they use of it: its name, and how many things it does at a time. Those
+    /// that do one thing at a time need not be named: programs bring them, if no GPU is divided
     #[arg(long = "device", value_name = "NAME=UNITS", value_parser = device)]
     devices: Vec<(String, u32)>,
     /// Serve figures for Prometheus over HTTP on a local socket: curl --unix-socket PATH http://localhost/metrics

@@ -495,22 +495,24 @@ fn tasks_on_the_resident_grid_are_charged_for() {
     });
 }
 
-/// Not a test: a kernel of about 20 ms of the processor on its OpenCL device, six invocations on their way at a time.
+/// Not a test: a kernel of about 20 ms of the processor on its OpenCL device, or the device of kind `DEVICE`, six invocations on
+/// their way at a time.
 #[test]
 #[ignore = "a program that other tests start"]
-fn on_opencl() {
+fn on_accelerator() {
     use forebay::{Arg, Kind, Launch, Source};
+    let kind = std::env::var("DEVICE").map_or(Kind::OpenCl, |kind| kind.parse().unwrap());
     let t = Template::array::<f32>([4096]);
     let source = "KERNEL void turn(GLOBAL const float *x, GLOBAL float *y, uint rounds) {
       uint i = gid_x(); float a = x[i];
       for (uint r = 0; r < rounds; r++) a = a * 0.5f + 1.0f;
       y[i] = a; }";
-    let rt = Runtime::builder().only(Kind::OpenCl).unwrap().build().unwrap();
+    let rt = Runtime::builder().only(kind).unwrap().build().unwrap();
     let start = |rounds: u32| {
         let mut g = Graph::new("kernels");
         let args = [Arg::port("x"), Arg::port("y"), Arg::U32(rounds)];
         let launch = Launch::new(Source::Portable(source.into()), "turn", args);
-        let id = g.add(Task::new("turn").input("x", t).output("y", t).kernels(Kind::OpenCl, [launch])).unwrap();
+        let id = g.add(Task::new("turn").input("x", t).output("y", t).kernels(kind, [launch])).unwrap();
         let ends = (g.feed((id, "x"), 6).unwrap(), g.drain((id, "y"), 6).unwrap());
         (rt.start(g).unwrap(), ends)
     };
@@ -606,20 +608,16 @@ fn long_kernels_are_issued_one_at_a_time_where_there_is_credit_for_one() {
         return eprintln!("skipped: no OpenCL device");
     }
     let few = |goes: Vec<f64>| goes.len() > 4 && goes[goes.len() * 3 / 4] < 60.0;
-    assert!((0..3).any(|_| few(in_one_go("on_opencl"))));
+    assert!((0..3).any(|_| few(in_one_go("on_accelerator"))));
 }
 
 /// Nobody has told the service of it. What the programs say that they have used, and what the processor has done for each, since
 /// that is what this GPU is made of.
-#[test]
-fn an_opencl_gpu_is_shared_by_those_who_bring_it() {
-    if forebay::hal::discover(&[forebay::Kind::OpenCl]).0.is_empty() {
-        return eprintln!("skipped: no OpenCL device");
-    }
-    let Some(gpu) = stand_in::opencl_gpu() else { return };
+fn is_shared_by_those_who_bring_it(device: &[(&str, String)]) {
     let s = Service::start(&[]);
-    let settings = [("TASK_US", "4000".into()), ("OPENCL_DYLIB_PATH", gpu)];
-    let programs = [0, 1].map(|_| Program::start(&s, "on_opencl", &settings));
+    let cache = s.dir.join("cache").display().to_string();
+    let settings = [device, &[("FOREBAY_CACHE", cache)]].concat();
+    let programs = [0, 1].map(|_| Program::start(&s, "on_accelerator", &settings));
     let told = || {
         let all = s.connect().processes().unwrap();
         let of = |p: &Program| all.iter().find(|q| q.pid == p.pid() && q.device != "cpu").map_or(0, |q| q.spent_ns);
@@ -643,6 +641,27 @@ fn an_opencl_gpu_is_shared_by_those_who_bring_it() {
     let (told, cpu) = (part(before.0, after.0), part(before.1, after.1));
     assert!((told.0 - 0.75).abs() < 0.05 && (cpu.0 - 0.75).abs() < 0.1, "{told:?} {cpu:?}");
     assert!((0.8..1.1).contains(&told.1), "{told:?}");
+}
+
+#[test]
+fn an_opencl_gpu_is_shared_by_those_who_bring_it() {
+    if forebay::hal::discover(&[forebay::Kind::OpenCl]).0.is_empty() {
+        return eprintln!("skipped: no OpenCL device");
+    }
+    let Some(gpu) = stand_in::opencl_gpu() else { return };
+    is_shared_by_those_who_bring_it(&[("OPENCL_DYLIB_PATH", gpu)]);
+}
+
+/// The service divides no GPU here.
+#[test]
+fn a_cuda_gpu_is_shared_by_those_who_bring_it() {
+    let Some(dir) = stand_in::build() else { return };
+    let dir = dir.to_str().unwrap();
+    is_shared_by_those_who_bring_it(&[
+        ("DEVICE", "cuda".into()),
+        ("LD_LIBRARY_PATH", dir.into()),
+        ("FOREBAY_NVRTC", dir.into()),
+    ]);
 }
 
 /// A share of one core for a program of one thread, beside some that share the others: each of them works on as many cores as its

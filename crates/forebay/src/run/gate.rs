@@ -107,6 +107,13 @@ fn own_name(info: &DeviceInfo) -> String {
     name + &place
 }
 
+/// Whether programs share a device without anybody having named it. Not an instance of a GPU that is partitioned (MIG): others
+/// may have its name and place, and nobody there is in its way.
+fn is_brought(info: &DeviceInfo) -> bool {
+    let is_instance = info.kind == Kind::Cuda && info.name.split(' ').any(|word| word == "MIG");
+    matches!(info.kind, Kind::OpenCl | Kind::Cuda) && !is_instance
+}
+
 impl Gate {
     /// The task that this thread is at waits for others.
     pub(crate) fn waits(self: &Arc<Self>) -> Waits {
@@ -162,11 +169,11 @@ impl Gate {
         if let Some(a) = all.get(&own) {
             return Some(a.clone());
         }
-        // First as somebody may have named it when the service was started. Otherwise an NVIDIA GPU is better divided by its own
-        // means (`forebay service --gpu`).
+        // First as somebody may have named it when the service was started. A service that divides GPUs by their own means
+        // takes none (`forebayd/src/service/brought.rs`, rule 2).
         let session = self.cpu.session();
         let a = match session.join(&info.name) {
-            Err(_) if info.kind == Kind::OpenCl => session.bring(&own),
+            Err(_) if is_brought(info) => session.bring(&own),
             named => named,
         };
         let a = Arc::new(a.ok()?);
@@ -313,5 +320,16 @@ mod tests {
         info.name = "ä".repeat(MAX_NAME);
         let own = own_name(&info);
         assert!(own.len() <= MAX_NAME && own.ends_with("ä at 0000:03:00"), "{own}");
+    }
+
+    #[test]
+    fn accelerators_are_brought_and_instances_of_partitioned_ones_are_not() {
+        let mut info = SimDevice::new(Model::default()).info().clone();
+        let mut is = |kind: Kind, name: &str| {
+            (info.kind, info.name) = (kind, name.into());
+            is_brought(&info)
+        };
+        assert!(is(Kind::OpenCl, "Arc") && is(Kind::Cuda, "NVIDIA H200") && is(Kind::Cuda, "MIGHTY"));
+        assert!(!is(Kind::Cuda, "NVIDIA H200 MIG 1g.18gb") && !is(Kind::Cpu, "cpu") && !is(Kind::Sim, "sim"));
     }
 }
