@@ -28,7 +28,12 @@ static ALLOCATOR: Counting = Counting;
 
 #[test]
 fn items_pass_through_a_warm_graph_without_an_allocation() -> Result<()> {
-    let t = Template::array::<u32>([64]);
+    // Blocks of tasks' own, and such that tasks share.
+    [64, 4096].into_iter().try_for_each(items_pass)
+}
+
+fn items_pass(elements: usize) -> Result<()> {
+    let t = Template::array::<u32>([elements]);
     let mut g = Graph::new("warm");
     let a = g.add(Task::new("a").input("x", t).output("y", t).host(|inv| {
         let (x, y) = (inv.input::<u32>("x")?, inv.output::<u32>("y")?);
@@ -50,7 +55,7 @@ fn items_pass_through_a_warm_graph_without_an_allocation() -> Result<()> {
     g.connect((b, "x"), (c, "q"))?;
     let (feed, drain) = (g.feed((a, "x"), 4)?, g.drain((c, "sum"), 4)?);
     let run = Runtime::builder().cpu_only().workers(2).build()?.start(g)?;
-    let data = [7u32; 64];
+    let data = vec![7u32; elements];
     let pass = |n: u32| -> Result<()> {
         for _ in 0..n {
             let mut block = run.acquire(feed)?;

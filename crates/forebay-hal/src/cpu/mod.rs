@@ -13,5 +13,5 @@ pub use device::{CpuDevice, HostMemory, run_kernel};
 pub(crate) use device::{check_range, compile, host_range};
 pub use fair::Turn;
 pub use helpers::Helpers;
-pub use pool::{IdleHook, Job, Pool, UNKNOWN_NS, Worker, about_to_block, on_worker};
+pub use pool::{IdleHook, Job, Pool, UNKNOWN_NS, Worker, about_to_block, on_worker, worker_index};
 pub use spare::{Blocked, blocks};

@@ -136,6 +136,12 @@ pub fn about_to_block() {
     with_current(Worker::yield_slot);
 }
 
+/// The number of the worker that this thread is, if it is one of some pool.
+#[inline]
+pub fn worker_index() -> Option<usize> {
+    with_current(|w| w.index)
+}
+
 /// Whether this thread is a worker of some pool: what waits for workers must not run on one.
 pub fn on_worker() -> bool {
     !CURRENT.get().is_null()

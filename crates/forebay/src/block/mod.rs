@@ -4,6 +4,7 @@
 //! only handle may write. That one rule makes fan-out free and in-place tasks safe.
 
 mod pool;
+mod shelves;
 mod views;
 
 use std::ptr::NonNull;
@@ -13,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering,
 
 use forebay_hal::cpu::HostMemory;
 use half::f16;
-pub(crate) use pool::Pool;
+pub(crate) use pool::{LEAST_SHARED, Pool};
 pub use views::Residency;
 use views::Views;
 

@@ -1,18 +1,19 @@
 //! Pools: datablocks of one template that are used again, so that steady state allocates nothing.
 //!
-//! Every output port and every feed has a pool. Free blocks are in a lock-free stack. Its head carries a tag that
+//! Every output port and every feed has a pool, or, where all is the processor's and blocks are large enough, all of one template
+//! in a graph have one together (`run/share.rs`). A port's free blocks are in a lock-free stack. Its head carries a tag that
 //! changes with every push and pop, so that a pop that was overtaken notices (no ABA); the tag has 16 bits, which a
-//! pop would have to sleep through exactly, with the same block on top again.
+//! pop would have to sleep through exactly, with the same block on top again. Those that many share are on shelves (shelves.rs).
 //!
 //! A block that comes back while a device still copies from its host view is lent: whoever had it next would wait for the
 //! device before writing (views.rs, rule 4), and a program that pushes item after item could not be ahead of the device. Lent
 //! blocks wait in line, a few of them, before one is handed out that is still read. They are no more than the channel's
 //! capacity: with room for one, who fills the next waits for the device, and what he fills it with is fresh.
 //!
-//! Life: the owner (graph) and every block hold one count each. [`Pool::close`] is called by the owner, after the last
-//! acquire; it swaps the stack for a mark, in one step with taking what is in it, so a block that returns either is in
-//! what was taken or sees the mark and is freed at once; the same holds for the line, under its lock. After its push a
-//! returning block does not touch the pool. The last count frees the pool.
+//! Life: the owners (ports of a graph) together and every block hold one count each. [`Pool::close`] is called by each owner, after
+//! its last acquire; the last one swaps the stack for a mark, in one step with taking what is in it, so a block that returns either is in
+//! what was taken or sees the mark and is freed at once; the same holds for the line and the shelves, under their locks. After its
+//! push a returning block does not touch the pool. The last count frees the pool.
 
 use std::collections::VecDeque;
 use std::ptr::NonNull;
@@ -22,6 +23,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use forebay_hal::cpu::HostMemory;
 use forebay_hal::{Buffer, Device};
 
+use super::shelves::Shelves;
 use super::{Datablock, Inner};
 use crate::error::Result;
 use crate::template::Template;
@@ -34,16 +36,22 @@ const CLOSED: u64 = ADDRESS;
 /// One that is filled, one that waits and one that the device works on are the least that keeps both sides busy.
 const LENT_BYTES: usize = 4 << 20;
 const LENT: std::ops::RangeInclusive<usize> = 3..=16;
+/// Bytes of blocks that are worth sharing: what takes less is soon done, and in the caches in any case.
+pub(crate) const LEAST_SHARED: usize = 4096;
 
 pub(crate) struct Pool {
     template: Template,
     head: AtomicU64,
+    /// In the stack's place, where many share the pool.
+    shelves: Option<Shelves>,
+    /// Ports that have it.
+    owners: AtomicUsize,
     lent: Mutex<Lent>,
     /// Most lent blocks, whatever their size: how far ahead the channels that they go to let anybody be.
     ahead: AtomicUsize,
     /// Length of the line, so that nobody asks the lock in vain.
     lent_len: AtomicUsize,
-    /// Blocks that exist, free or not, plus one for the owner.
+    /// Blocks that exist, free or not, plus one for the owners.
     count: AtomicUsize,
     /// The last block that came from a device was read on the host (views.rs, rule 5).
     pub(super) read_on_host: AtomicBool,
@@ -64,14 +72,30 @@ struct Lent {
 unsafe impl Send for Lent {}
 
 impl Pool {
+    pub(crate) fn template(&self) -> Template {
+        self.template
+    }
+
     pub(crate) fn bytes(&self) -> usize {
         self.template.bytes()
     }
 
+    /// With one owner.
     pub(crate) fn new(template: Template, pinned: Option<Arc<dyn Device>>) -> NonNull<Pool> {
+        Self::with_shelves(template, pinned, None)
+    }
+
+    /// One that many share, where there are so many workers; with one owner.
+    pub(crate) fn shared(template: Template, pinned: Option<Arc<dyn Device>>, workers: usize) -> NonNull<Pool> {
+        Self::with_shelves(template, pinned, Some(Shelves::new(workers)))
+    }
+
+    fn with_shelves(template: Template, pinned: Option<Arc<dyn Device>>, shelves: Option<Shelves>) -> NonNull<Pool> {
         NonNull::from(Box::leak(Box::new(Pool {
             template,
             head: AtomicU64::new(0),
+            shelves,
+            owners: AtomicUsize::new(1),
             lent: Mutex::default(),
             ahead: AtomicUsize::new(*LENT.end()),
             lent_len: AtomicUsize::new(0),
@@ -108,6 +132,11 @@ impl Pool {
         }
     }
 
+    /// There is another owner.
+    pub(crate) fn own(&self) {
+        self.owners.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Says what the largest capacity is of the channels that its blocks go to.
     pub(crate) fn set_ahead(&self, capacity: usize) {
         self.ahead.store(capacity.max(1), Ordering::Relaxed);
@@ -115,7 +144,11 @@ impl Pool {
 
     #[inline]
     fn take(&self) -> Option<NonNull<Inner>> {
-        match self.pop() {
+        let free = match &self.shelves {
+            None => self.pop(),
+            Some(shelves) => shelves.take(),
+        };
+        match free {
             None if self.lent_len.load(Ordering::Relaxed) != 0 => self.take_lent(),
             other => other,
         }
@@ -167,6 +200,14 @@ impl Pool {
     }
 
     /// False when the pool is closed; the block is then still the caller's.
+    #[inline]
+    fn put(&self, p: NonNull<Inner>) -> bool {
+        match &self.shelves {
+            None => self.push(p),
+            Some(shelves) => shelves.put(p),
+        }
+    }
+
     fn push(&self, p: NonNull<Inner>) -> bool {
         let mut head = self.head.load(Ordering::Relaxed);
         loop {
@@ -183,13 +224,16 @@ impl Pool {
         }
     }
 
-    /// Gives up the owner's count.
+    /// An owner gives it up; the last one gives up the owners' count.
     ///
     /// # Safety
-    /// Called once, by the owner, after which nobody acquires from the pool.
+    /// Called once by each owner, which does not acquire from the pool afterwards.
     pub(crate) unsafe fn close(pool: NonNull<Pool>) {
-        // SAFETY: the owner's count keeps it alive until `release`.
+        // SAFETY: the owners' count keeps it alive until `release`.
         let p = unsafe { pool.as_ref() };
+        if p.owners.fetch_sub(1, Ordering::AcqRel) != 1 {
+            return;
+        }
         let mut next = (p.head.swap(CLOSED, Ordering::AcqRel) & ADDRESS) as *mut Inner;
         let mut n = 0;
         while let Some(block) = NonNull::new(next) {
@@ -205,12 +249,13 @@ impl Pool {
             lent.closed = true;
             std::mem::take(&mut lent.line)
         };
-        for block in line {
-            // SAFETY: the line was taken whole; its blocks have no handles.
+        let shelved = p.shelves.as_ref().map(Shelves::close).unwrap_or_default();
+        for block in line.into_iter().chain(shelved) {
+            // SAFETY: the line and the shelves were taken whole; their blocks have no handles.
             drop(unsafe { Box::from_raw(block.as_ptr()) });
             n += 1;
         }
-        // SAFETY: the drained blocks' counts and the owner's.
+        // SAFETY: the drained blocks' counts and the owners'.
         unsafe { release(pool, n + 1) };
     }
 }
@@ -245,9 +290,9 @@ pub(super) unsafe fn recycle(p: NonNull<Inner>) {
     };
     i.unmark();
     let lent = i.leave_devices();
-    // SAFETY: the block's own count keeps the pool alive until the block is in the stack, in the line or freed.
+    // SAFETY: the block's own count keeps the pool alive until the block is in the stack, on a shelf, in the line or freed.
     let home = unsafe { pool.as_ref() };
-    if !(if lent { home.lend(p) } else { home.push(p) }) {
+    if !(if lent { home.lend(p) } else { home.put(p) }) {
         // SAFETY: the pool is closed, so the block is ours: free it and give up its count.
         unsafe {
             drop(Box::from_raw(p.as_ptr()));

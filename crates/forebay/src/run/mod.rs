@@ -18,6 +18,7 @@ mod ring;
 mod running;
 mod runtime;
 mod scratch;
+mod share;
 mod start;
 mod trace;
 mod width;

@@ -95,7 +95,7 @@ impl Drop for Chan {
     }
 }
 
-/// The owner's count of a pool.
+/// A pool's owner, or one of them.
 pub(crate) struct PoolRef(pub(crate) NonNull<Pool>);
 
 // SAFETY: a pool is Sync (atomics, and a line of blocks under a lock).
@@ -103,9 +103,17 @@ unsafe impl Send for PoolRef {}
 // SAFETY: as above.
 unsafe impl Sync for PoolRef {}
 
+impl Clone for PoolRef {
+    fn clone(&self) -> Self {
+        // SAFETY: we are an owner, so it lives.
+        unsafe { self.0.as_ref() }.own();
+        PoolRef(self.0)
+    }
+}
+
 impl PoolRef {
     pub(crate) fn acquire(&self) -> Datablock {
-        // SAFETY: our count keeps the pool alive.
+        // SAFETY: we are an owner, so it lives.
         unsafe { self.0.as_ref() }.acquire()
     }
 
@@ -113,6 +121,12 @@ impl PoolRef {
     pub(crate) fn set_ahead(&self, capacity: usize) {
         // SAFETY: as above.
         unsafe { self.0.as_ref() }.set_ahead(capacity);
+    }
+
+    /// Of its blocks.
+    pub(crate) fn template(&self) -> Template {
+        // SAFETY: as above.
+        unsafe { self.0.as_ref() }.template()
     }
 
     /// Bytes of a block.
@@ -124,7 +138,7 @@ impl PoolRef {
 
 impl Drop for PoolRef {
     fn drop(&mut self) {
-        // SAFETY: the one owner's count, given up once; nobody acquires through a dropped reference.
+        // SAFETY: each owner closes it once; nobody acquires through a dropped reference.
         unsafe { Pool::close(self.0) };
     }
 }

@@ -19,6 +19,7 @@ use super::ring::Ring;
 use super::running::Running;
 use super::runtime::Runtime;
 use super::scratch::MAX_APART;
+use super::share::share_pools;
 use super::trace::Trace;
 use crate::block::Pool;
 use crate::error::{Error, Result};
@@ -87,7 +88,7 @@ impl Runtime {
             let node = &mut nodes[first as usize];
             *node = self.region(first, node.name.clone(), region, members)?;
         }
-        let channels = channels
+        let mut channels: Box<[Chan]> = channels
             .into_iter()
             .enumerate()
             .map(|(at, c)| {
@@ -111,6 +112,7 @@ impl Runtime {
                 }
             })
             .collect();
+        share_pools(&mut nodes, &mut channels, rt);
         let core = Arc::new(Core {
             name,
             nodes: nodes.into_boxed_slice(),
