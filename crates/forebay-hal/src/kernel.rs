@@ -97,7 +97,7 @@ fn put(out: &mut [u8; 8], bytes: &[u8]) -> usize {
     bytes.len()
 }
 
-/// A CPU kernel: called for disjoint parts of the iteration space, from several threads at once.
+/// A CPU kernel: called for disjoint parts of the iteration space, from several threads at once. As on a device, it waits for nobody.
 pub type CpuFn = Arc<dyn Fn(&ArgSpan<'_>) + Send + Sync>;
 
 /// Where a kernel's code comes from.

@@ -268,3 +268,79 @@ fn who_calls_a_task_that_was_stopped_is_refused_also_when_it_failed() {
         assert!(matches!(two.call(&[block(1)]), Err(Error::NotRunning { .. })));
     }
 }
+
+/// A function that seldom waits for the program, on the only core that is left, behind a kernel whose result the program waits for: it
+/// is told of that before the function begins, however short that is as a rule.
+#[test]
+fn who_waits_for_a_kernel_is_told_before_a_function_that_waits_for_him() {
+    use forebay::{Arg, Kind, Launch, Source};
+    let spins = |d: Duration| {
+        let begun = Instant::now();
+        while begun.elapsed() < d {
+            std::hint::spin_loop();
+        }
+    };
+    let mut g = Graph::new("told");
+    // Long enough for the program to sleep meanwhile.
+    let kernel = Source::Cpu(Arc::new(move |_| spins(Duration::from_millis(1))));
+    let launch = Launch::new(kernel, "slow", [Arg::port("x"), Arg::port("y")]);
+    let first = Task::new("first").input("x", word()).output("y", word()).kernels(Kind::Cpu, [launch]);
+    let first = g.add(first).unwrap();
+    let (answer, answers) = channel::<u64>();
+    let answers = Mutex::new(answers);
+    let waits = Arc::new(AtomicU64::new(0));
+    let asked = waits.clone();
+    let then = g.add(Task::new("then").input("x", word()).output("y", word()).host(move |_| {
+        if asked.load(Ordering::SeqCst) != 0 {
+            answers.lock().unwrap().recv_timeout(Duration::from_secs(20))?;
+        }
+        Ok(())
+    }));
+    let then = then.unwrap();
+    let feed = g.feed((first, "x"), 1).unwrap();
+    let seen = g.drain((first, "y"), 1).unwrap();
+    g.connect((first, "y"), (then, "x")).unwrap();
+    let done = g.drain((then, "y"), 1).unwrap();
+    // All other workers are at work, and there is one for each core.
+    let workers = std::thread::available_parallelism().map_or(1, |n| n.get()).max(2);
+    let rt = Runtime::builder().cpu_only().workers(workers).service(false).build().unwrap();
+    let over = Arc::new(AtomicU64::new(0));
+    let mut others = Graph::new("busy");
+    for i in 1..workers {
+        let over = over.clone();
+        let busy = Task::new(format!("busy{i}")).output("x", word()).host(move |_| {
+            over.fetch_add(1 << 32, Ordering::SeqCst);
+            while over.load(Ordering::SeqCst) & 1 == 0 {
+                std::thread::yield_now();
+            }
+            Ok(())
+        });
+        let busy = others.add(busy).unwrap();
+        others.drain((busy, "x"), 1).unwrap();
+    }
+    let others = rt.start(others).unwrap();
+    struct Over(Arc<AtomicU64>);
+    impl Drop for Over {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+    while over.load(Ordering::SeqCst) >> 32 < workers as u64 - 1 {
+        std::thread::yield_now();
+    }
+    let run = rt.start(g).unwrap();
+    let over = Over(over);
+    for i in 0..100u64 {
+        waits.store(u64::from(i >= 90), Ordering::SeqCst);
+        run.push(feed, block(i)).unwrap();
+        let begun = Instant::now();
+        run.pull_timeout(seen, Duration::from_secs(10)).unwrap();
+        // It looks once more when its time is over.
+        assert!(begun.elapsed() < Duration::from_secs(9), "nobody has told");
+        if i >= 90 {
+            answer.send(i).unwrap();
+        }
+        run.pull_timeout(done, Duration::from_secs(10)).unwrap();
+    }
+    drop((over, run, others));
+}

@@ -3,6 +3,7 @@
 mod device;
 mod fair;
 mod helpers;
+mod late;
 mod parfor;
 mod pool;
 mod sleep;

@@ -8,7 +8,7 @@
 //!
 //! Workers with nothing to do sleep ([`super::sleep`]), and an idle pool uses no CPU. A worker that queues jobs for itself
 //! wakes a sleeper only when the jobs, by their estimates, outweigh a wake-up; before it runs a long job, or blocks
-//! ([`about_to_block`]), it makes up for that. Who submits a short job from elsewhere while a worker is at short jobs looks
+//! ([`about_to_block`]), it makes up for that, and for what it has put off ([`super::late`]). Who submits a short job from elsewhere while a worker is at short jobs looks
 //! whether that one takes it, for as long as a wake-up costs, and wakes a sleeper then: an estimate may be wrong, and a short
 //! job block for once.
 
@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use super::fair::{Fair, Turn};
+use super::late::Late;
 use super::parfor::{Loop, Loops};
 use super::sleep::{Look, Sleep};
 use super::spare::{MAX_SPARES, Spares};
@@ -72,6 +73,8 @@ pub(super) struct Shared {
     long: AtomicUsize,
     /// Workers that have had a job since they last slept.
     at_work: AtomicUsize,
+    /// There are as many workers as cores, or more.
+    has_all_cores: bool,
     stop: AtomicBool,
     idle_hooks: Mutex<Vec<IdleHook>>,
     sleep_hooks: Mutex<Vec<IdleHook>>,
@@ -101,6 +104,7 @@ pub struct Worker {
     queue: UnsafeCell<st3::fifo::Worker<Job>>,
     /// Estimated ns of jobs queued since sleepers were last looked at.
     unsignalled: Cell<u32>,
+    pub(super) late: Late,
     /// Whether it is counted in `Shared::long`.
     long: Cell<bool>,
     /// The same of `Shared::at_work`.
@@ -161,6 +165,7 @@ impl Pool {
             spares: Spares::default(),
             long: AtomicUsize::new(0),
             at_work: AtomicUsize::new(0),
+            has_all_cores: workers >= cores(),
             stop: AtomicBool::new(false),
             idle_hooks: Mutex::default(),
             sleep_hooks: Mutex::default(),
@@ -198,7 +203,7 @@ impl Pool {
             if let Some(pool) = unsafe { held.as_ref() }.filter(|p| p.home.is_here()) {
                 return pool;
             }
-            let made = Box::new(Pool::new(std::thread::available_parallelism().map_or(1, |n| n.get())));
+            let made = Box::new(Pool::new(cores()));
             let made = Box::into_raw(made);
             if GLOBAL.compare_exchange(held, made, Ordering::AcqRel, Ordering::Relaxed).is_err() {
                 // SAFETY: somebody else was first, and nobody has this one.
@@ -236,6 +241,11 @@ impl Pool {
     /// Workers that sleep because there is nothing to do, at this moment.
     pub fn sleepers(&self) -> usize {
         self.shared.sleep.sleepers()
+    }
+
+    /// Whether every worker has something to do, or looks for it, and they have all cores: who else works takes one from them.
+    pub fn is_full(&self) -> bool {
+        self.shared.is_full()
     }
 
     /// Submits a job from any thread.
@@ -326,7 +336,16 @@ impl Drop for Pool {
     }
 }
 
+/// How many this process may use.
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get())
+}
+
 impl Shared {
+    fn is_full(&self) -> bool {
+        self.has_all_cores && self.sleep.sleepers() == 0
+    }
+
     pub(super) fn stopped(&self) -> bool {
         self.stop.load(Ordering::SeqCst)
     }
@@ -381,7 +400,8 @@ impl Worker {
         let (slot, queue) = (Cell::new(None), UnsafeCell::new(queue));
         let (long, at_work) = (Cell::new(false), Cell::new(false));
         let (helper, spare, helpers) = (false, false, None);
-        Worker { index, helper, spare, helpers, slot, queue, unsignalled: Cell::new(0), long, at_work, shared }
+        let (unsignalled, late) = (Cell::new(0), Late::default());
+        Worker { index, helper, spare, helpers, slot, queue, unsignalled, late, long, at_work, shared }
     }
 
     /// Number `i` of the threads beside the workers.
@@ -480,6 +500,7 @@ impl Worker {
     /// As [`Pool::parallel_for`].
     pub fn parallel_for(&self, n: usize, grain: usize, f: &(dyn Fn(usize, usize) + Sync)) {
         self.signal(UNKNOWN_NS);
+        self.now();
         self.is_long();
         self.shared.parallel_for(n, grain, f);
     }
@@ -490,8 +511,9 @@ impl Worker {
         self.is_long();
     }
 
-    /// Lets others take everything that was queued here.
+    /// Lets others take everything that was queued here, and does what was put off.
     fn offer(&self) {
+        self.now();
         if self.helper {
             return self.hand_over();
         }
@@ -522,6 +544,11 @@ impl Worker {
         let was_at_work = self.at_work.get();
         self.sleeps();
         was_at_work
+    }
+
+    /// Rules 1 and 3 of [`super::late`].
+    pub(super) fn may_put_off(&self) -> bool {
+        !self.helper && self.shared.is_full()
     }
 
     fn own(&self) -> Option<Job> {
@@ -559,6 +586,7 @@ impl Worker {
         let mut turns = Turns::default();
         while let Some(job) = self.next(&mut turns) {
             self.signal(job.cost_ns);
+            self.now_or_after(job.cost_ns);
             turns.latest = 1;
             if job.cost_ns > WAKE_NS {
                 turns.latest = LONG_JOBS;
@@ -570,10 +598,12 @@ impl Worker {
                 self.shared.long.fetch_sub(1, Ordering::Relaxed);
             }
         }
+        self.now();
     }
 
     /// Searches, helps with loops, sleeps; returns a job, or none when the pool stops.
     pub(super) fn find(&self) -> Option<Job> {
+        self.now();
         let s = &*self.shared;
         // Another worker in here does the same.
         if let Ok(mut hooks) = s.idle_hooks.try_lock() {

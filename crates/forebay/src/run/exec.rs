@@ -119,7 +119,7 @@ fn look_after(core: &Core, node: &Node, worker: &Worker) {
 fn run_link(core: &Core, node: &Node, own: &mut Own, link: &Link, worker: &Worker) -> bool {
     let from = &core.channels[link.from as usize];
     let Some(p) = from.ring.pop() else { return false };
-    wake_producer(core, from, worker);
+    wake_producer(core, node, from, worker);
     // SAFETY: the ring holds handles given by `into_raw`.
     let block = unsafe { Datablock::from_raw(p) };
     let signals = block.signals().of_stream();
@@ -138,6 +138,7 @@ fn run_link(core: &Core, node: &Node, own: &mut Own, link: &Link, worker: &Worke
             b.write_host(keep)?;
             output = Some(b);
         }
+        worker.now();
         let outputs = if node.outputs.is_empty() { &[][..] } else { std::slice::from_ref(&output) };
         call(core, node, work, std::slice::from_ref(&input), outputs, None, 0, &mut finished)
     })();
@@ -155,7 +156,7 @@ fn run_link(core: &Core, node: &Node, own: &mut Own, link: &Link, worker: &Worke
                     // SAFETY: the ring gave the handle back.
                     drop(unsafe { Datablock::from_raw(p) });
                 }
-                wake_consumer(core, to, worker);
+                wake_consumer(core, node, to, worker);
             }
             _ => {
                 own.outs[0] = Some(block);
@@ -205,9 +206,18 @@ pub(crate) fn wakes_producer(c: &Chan, producer: &Node) -> bool {
     c.ring.take_no_room() && producer.notify.notify()
 }
 
-/// Tells a channel's producer, task or program, that there is room.
+/// Tells the program at a channel's other end. Behind a function another may come at once, before which nothing is put off.
 #[inline]
-fn wake_producer(core: &Core, c: &Chan, worker: &Worker) {
+fn wake_program(node: &Node, c: &Chan, worker: &Worker) {
+    match &c.host {
+        Some(end) if node.only_kernels => end.wake_soon(worker),
+        end => end.iter().for_each(|end| end.wake()),
+    }
+}
+
+/// `node` tells a channel's producer, task or program, that there is room.
+#[inline]
+fn wake_producer(core: &Core, node: &Node, c: &Chan, worker: &Worker) {
     match c.from {
         EndRef::Node(n) => {
             let producer = &core.nodes[n as usize];
@@ -216,13 +226,13 @@ fn wake_producer(core: &Core, c: &Chan, worker: &Worker) {
                 unsafe { worker.submit_in_turn(job(producer), &producer.turn) };
             }
         }
-        EndRef::Host => c.host.iter().for_each(|h| h.wake()),
+        EndRef::Host => wake_program(node, c, worker),
     }
 }
 
-/// Tells a channel's consumer, task or program, that there is a block.
+/// `node` tells a channel's consumer, task or program, that there is a block.
 #[inline(always)]
-fn wake_consumer(core: &Core, c: &Chan, worker: &Worker) {
+fn wake_consumer(core: &Core, node: &Node, c: &Chan, worker: &Worker) {
     match c.to {
         EndRef::Node(n) => {
             let consumer = &core.nodes[n as usize];
@@ -231,15 +241,15 @@ fn wake_consumer(core: &Core, c: &Chan, worker: &Worker) {
                 unsafe { worker.submit(job(consumer)) };
             }
         }
-        EndRef::Host => c.host.iter().for_each(|h| h.wake()),
+        EndRef::Host => wake_program(node, c, worker),
     }
 }
 
 #[inline]
-fn pop(core: &Core, channel: u32, worker: &Worker) -> Option<Datablock> {
+fn pop(core: &Core, node: &Node, channel: u32, worker: &Worker) -> Option<Datablock> {
     let c = &core.channels[channel as usize];
     let p = c.ring.pop()?;
-    wake_producer(core, c, worker);
+    wake_producer(core, node, c, worker);
     // SAFETY: the ring holds handles given by `into_raw`.
     Some(unsafe { Datablock::from_raw(p) })
 }
@@ -272,7 +282,7 @@ fn deliver(core: &Core, node: &Node, own: &mut Own, worker: &Worker) -> bool {
                 drop(unsafe { Datablock::from_raw(p) });
                 continue;
             }
-            wake_consumer(core, c, worker);
+            wake_consumer(core, node, c, worker);
         }
     }
     own.holding = false;
@@ -376,7 +386,7 @@ fn invoke_simple(core: &Core, node: &Node, own: &mut Own, worker: &Worker) -> Re
     let (outputs, outs) = (node.outputs.as_slice(), own.outs.as_mut_slice());
     let mut signals = Signals::NONE;
     for (i, slot) in inputs.iter().zip(ins.iter_mut()) {
-        let Some(block) = pop(core, i.channel, worker) else { return Err("an input is empty".into()) };
+        let Some(block) = pop(core, node, i.channel, worker) else { return Err("an input is empty".into()) };
         signals = signals | block.signals().of_stream();
         *slot = Some(block);
     }
@@ -391,6 +401,7 @@ fn invoke_simple(core: &Core, node: &Node, own: &mut Own, worker: &Worker) -> Re
         *slot = Some(block);
     }
     let Some((_, Imp::Host(work))) = own.imps.first_mut() else { return Err("no function".into()) };
+    worker.now();
     let result = call(core, node, work, ins, outs, None, 0, &mut own.finished);
     ins.iter_mut().for_each(|b| *b = None);
     result
@@ -439,11 +450,13 @@ fn invoke(core: &Core, node: &Node, own: &mut Own, device: usize, worker: &Worke
     let mut geometry = None;
     for (at, i) in node.inputs.iter().enumerate() {
         let block = match i.kind {
-            InKind::Plain { initializer: Some(init) } if start => pop(core, node.inputs[init as usize].channel, worker),
-            InKind::Plain { .. } => pop(core, i.channel, worker),
-            InKind::Sticky => pop(core, i.channel, worker).or_else(|| own.ins[at].take()),
+            InKind::Plain { initializer: Some(init) } if start => {
+                pop(core, node, node.inputs[init as usize].channel, worker)
+            }
+            InKind::Plain { .. } => pop(core, node, i.channel, worker),
+            InKind::Sticky => pop(core, node, i.channel, worker).or_else(|| own.ins[at].take()),
             InKind::Meta { iterations: true, .. } if !start => own.ins[at].take(),
-            InKind::Meta { .. } => pop(core, i.channel, worker),
+            InKind::Meta { .. } => pop(core, node, i.channel, worker),
             InKind::Initializer => continue,
         };
         let Some(block) = block else { return Err(format!("input {} is empty", node.input_names[at]).into()) };
@@ -479,6 +492,10 @@ fn invoke(core: &Core, node: &Node, own: &mut Own, device: usize, worker: &Worke
     announce(node, own, signals)?;
     let geometry = geometry.unwrap_or_else(|| node.geometry_now());
     let iteration = own.iteration;
+    if !node.only_kernels {
+        // A function may wait for the program, and a driver for anything.
+        worker.now();
+    }
     let mut result = dispatch(core, node, own, device, geometry, iteration);
     while let Err(why) = &result
         && let Some(other) = elsewhere(core, node, own, why)

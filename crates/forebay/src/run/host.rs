@@ -2,22 +2,49 @@
 //!
 //! Rules: (1) the program's side of the ring is owned by whoever holds `lock`. (2) A waiter, under the lock, sets
 //! `waiting` with a read-modify-write, looks at the ring once more, then sleeps. (3) The graph's side changes the ring,
-//! then exchanges `waiting` for 0; if it was set, it takes the lock and wakes everybody. As in notify.rs, one of the
+//! then exchanges `waiting` for 0; if it was set, it takes the lock and wakes everybody, now or soon. As in notify.rs, one of the
 //! two sees the other. (4) A closed end accepts nothing; it is closed under the lock, so afterwards nobody notifies.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-/// How long a waiter looks before it sleeps. Each time in a row that this was in vain, twice as many waiters only glance before
-/// one looks again, up to the most.
-///
-/// Without a core to spare it is about what going to sleep and being woken costs (measured 4 to 45 µs): where the device's work
-/// is done by the processor, looking takes time from it. Where workers are at it and others have nothing to do, looking takes
-/// nothing from anybody here, and longer pays: what a sleeper is woken with, and what is cold in its caches then, is in the
-/// time of whoever waits (a chain of 1000 small tasks, 85 µs, took half as long again).
-const SPIN: [Duration; 2] = [Duration::from_micros(50), Duration::from_micros(300)];
+use forebay_hal::cpu::{Job, Pool, Worker};
+
+/// Where the pool's workers are at the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cores {
+    /// All sleep, or nobody knows better: if there is work, a device does it.
+    Idle,
+    /// Some are at work, and a core is left.
+    Some,
+    /// At work, on every core.
+    Full,
+}
+
+impl Cores {
+    pub(crate) fn of(pool: &Pool) -> Self {
+        match pool.sleepers() {
+            0 if pool.is_full() => Cores::Full,
+            n if (1..pool.workers()).contains(&n) => Cores::Some,
+            _ => Cores::Idle,
+        }
+    }
+
+    /// How long a waiter looks before it sleeps. Each time in a row that this was in vain, twice as many waiters only glance before
+    /// one looks again, up to the most.
+    ///
+    /// Without a core to spare it is about what going to sleep and being woken costs (measured 4 to 45 µs): where the device's work
+    /// is done by the processor, looking takes time from it. Where workers are at it and others have nothing to do, looking takes
+    /// nothing from anybody here, and longer pays: what a sleeper is woken with, and what is cold in its caches then, is in the
+    /// time of whoever waits (a chain of 1000 small tasks, 85 µs, took half as long again). Where all cores have work looking takes one of
+    /// them from who does what is waited for: for as long as that pays where the work is tiny (64 tasks of 50 ns took twice as long with 5 µs).
+    fn looks_for(self) -> Duration {
+        Duration::from_micros([50, 300, 20][self as usize])
+    }
+}
+
 const MOST_GLANCES: u32 = 64;
 /// Looks between two glances at the clock.
 const LOOKS: u32 = 64;
@@ -28,8 +55,8 @@ pub(crate) struct HostEnd {
     lock: Mutex<HostState>,
     changed: Condvar,
     waiting: AtomicU32,
-    /// Without a core to spare and with one; only a guess, so several waiters may overwrite each other's.
-    glances: [Glances; 2],
+    /// For each state of the cores; only a guess, so several waiters may overwrite each other's.
+    glances: [Glances; 3],
 }
 
 /// Whether looking is worth its while.
@@ -67,8 +94,8 @@ pub(crate) struct HostState {
 }
 
 impl HostEnd {
-    pub(crate) fn new() -> Box<Self> {
-        Box::new(HostEnd {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(HostEnd {
             lock: Mutex::default(),
             changed: Condvar::new(),
             waiting: AtomicU32::new(0),
@@ -88,6 +115,20 @@ impl HostEnd {
         }
     }
 
+    /// The same, as soon as this worker has time for it.
+    #[inline]
+    pub(crate) fn wake_soon(self: &Arc<Self>, worker: &Worker) {
+        unsafe fn wake(data: *const (), _: &Worker) {
+            // SAFETY: given up by `into_raw` below, and taken back once.
+            unsafe { Arc::from_raw(data.cast::<HostEnd>()) }.wake_all();
+        }
+        if self.waiting.swap(0, Ordering::AcqRel) != 0 {
+            let data = Arc::into_raw(self.clone()).cast();
+            // SAFETY: `data` is a count of this end, which keeps it.
+            unsafe { worker.soon(Job { run: wake, data, cost_ns: 0 }) };
+        }
+    }
+
     #[cold]
     pub(crate) fn wake_all(&self) {
         let mut s = self.lock();
@@ -95,13 +136,13 @@ impl HostEnd {
         s.wakers.drain(..).for_each(Waker::wake);
     }
 
-    /// Rule 2 for threads: runs `attempt` under the lock until it gives a value or `until` has passed. `spare`: workers are at
-    /// work, and a core is left for looking. `hint` says, without the lock, whether an attempt is worth its while. While it
+    /// Rule 2 for threads: runs `attempt` under the lock until it gives a value or `until` has passed. `cores` says how they are
+    /// used at the moment. `hint` says, without the lock, whether an attempt is worth its while. While it
     /// sleeps it keeps what `blocks` gives.
     pub(crate) fn wait<T, B>(
         &self,
         until: Option<Instant>,
-        spare: impl Fn() -> bool,
+        cores: impl Fn() -> Cores,
         blocks: impl FnOnce() -> B,
         hint: impl Fn() -> bool,
         mut attempt: impl FnMut(&mut HostState) -> Option<T>,
@@ -110,10 +151,10 @@ impl HostEnd {
             return Some(v);
         }
         let begun = Instant::now();
-        let level = usize::from(spare());
-        let glances = &self.glances[level];
+        let before = cores();
+        let glances = &self.glances[before as usize];
         let looks = glances.looks();
-        let spin_until = if looks { begun + SPIN[level] } else { begun };
+        let spin_until = if looks { begun + before.looks_for() } else { begun };
         let spin_until = until.map_or(spin_until, |u| u.min(spin_until));
         loop {
             for _ in 0..LOOKS {
@@ -129,7 +170,7 @@ impl HostEnd {
             }
             let now = Instant::now();
             // What others have found to do meanwhile comes first.
-            if now >= spin_until || (now >= begun + SPIN[0] && !spare()) {
+            if now >= spin_until || now >= begun + cores().looks_for() {
                 break;
             }
         }
@@ -197,22 +238,25 @@ mod tests {
     #[test]
     fn waiting_in_vain_is_noticed_for_each_state_of_the_machine_by_itself() {
         let end = HostEnd::new();
-        let next = |spare: bool| end.glances[usize::from(spare)].next.load(Ordering::Relaxed);
+        let next = |cores: Cores| end.glances[cores as usize].next.load(Ordering::Relaxed);
         let soon = || Some(Instant::now() + Duration::from_millis(2));
-        assert_eq!(end.wait(soon(), || true, || (), || false, |_| None::<()>), None);
-        assert_eq!([next(false), next(true)], [0, 1]);
-        assert_eq!(end.wait(soon(), || false, || (), || false, |_| None::<()>), None);
-        assert_eq!([next(false), next(true)], [1, 1]);
+        let all = [Cores::Idle, Cores::Some, Cores::Full];
+        for (n, cores) in (1..).zip(all) {
+            assert_eq!(end.wait(soon(), || cores, || (), || false, |_| None::<()>), None);
+            assert_eq!(all.map(next).iter().sum::<u32>(), n, "{cores:?}");
+            assert_eq!(next(cores), 1);
+        }
         // The next one glances, and the one after that finds it by looking.
         let mut tries = 0;
         let mut second = |_: &mut HostState| {
             tries += 1;
             (tries == 2).then_some(())
         };
-        assert_eq!(end.wait(None, || true, || (), || false, |_| Some(())), Some(()));
-        assert_eq!(end.wait(soon(), || true, || (), || false, |_| None::<()>), None);
-        assert_eq!(next(true), 1);
-        assert_eq!(end.wait(None, || true, || (), || true, &mut second), Some(()));
-        assert_eq!(next(true), 0);
+        let some = || Cores::Some;
+        assert_eq!(end.wait(None, some, || (), || false, |_| Some(())), Some(()));
+        assert_eq!(end.wait(soon(), some, || (), || false, |_| None::<()>), None);
+        assert_eq!(next(Cores::Some), 1);
+        assert_eq!(end.wait(None, some, || (), || true, &mut second), Some(()));
+        assert_eq!(next(Cores::Some), 0);
     }
 }

@@ -74,7 +74,7 @@ pub(crate) struct Chan {
     pub(crate) latched: UnsafeCell<bool>,
     pub(crate) template: Template,
     /// The program's end, if one end is the program.
-    pub(crate) host: Option<Box<HostEnd>>,
+    pub(crate) host: Option<Arc<HostEnd>>,
     /// For feeds: where the program gets blocks to fill.
     pub(crate) pool: Option<PoolRef>,
     /// Inside a region that this task leads: nothing goes through it.
@@ -257,6 +257,8 @@ pub(crate) struct Node {
     pub(crate) plain: bool,
     /// Plain inputs, no groups, and nothing but a function on the host: `invoke_simple`.
     pub(crate) simple: bool,
+    /// Nothing but kernels on the host.
+    pub(crate) only_kernels: bool,
     /// Has several inputs, so only the one that it waits for notifies it (notify.rs).
     pub(crate) watches: bool,
     /// Goes through the ready queue; otherwise it runs where it became ready.
@@ -430,6 +432,7 @@ impl Node {
     ) -> Self {
         let plain_inputs = inputs.iter().all(|i| i.kind == InKind::Plain { initializer: None });
         let simple = group == 0 && plain_inputs && matches!(imps.as_slice(), [(0, Imp::Host(_))]);
+        let only_kernels = matches!(imps.as_slice(), [(0, Imp::Kernels { .. })]);
         let devices = imps.iter().fold(DeviceSet::default(), |s, (d, _)| s.with(*d));
         Node {
             name,
@@ -455,6 +458,7 @@ impl Node {
             plain: inputs.iter().all(|i| i.kind == InKind::Plain { initializer: None }),
             link: if simple && !managed { Link::of(&inputs, &outputs) } else { None },
             simple,
+            only_kernels,
             watches: inputs.len() > 1,
             inputs,
             outputs,

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use forebay_hal::Geometry;
 use forebay_hal::cpu::on_worker;
 
+use super::host::Cores;
 use super::nested::Nested;
 use super::node::{Chan, Core, EndRef, Node};
 use super::trace::{CopySpan, Recording, Span};
@@ -109,10 +110,9 @@ impl Running {
             .ok_or_else(|| Error::NoSuch { what: if feed { "feed" } else { "drain" }, graph: self.core.name.clone() })
     }
 
-    /// Whether workers are at work and others are not, at this moment: a core is left to who waits for them.
-    fn spare(&self) -> impl Fn() -> bool {
-        let pool = &self.core.runtime.pool;
-        move || (1..pool.workers()).contains(&pool.sleepers())
+    /// How the cores are used at this moment.
+    fn cores(&self) -> impl Fn() -> Cores {
+        || Cores::of(&self.core.runtime.pool)
     }
 
     /// See [`super::nested`].
@@ -249,14 +249,14 @@ impl Running {
             let room = || c.ring.len() < c.declared;
             let attempt = |closed| (closed || self.core.stopping() || room()).then_some(());
             // A push that had less time than that has shown nothing; it may still use the room below.
-            if host.wait(grace, self.spare(), self.blocks(), room, |s| attempt(s.closed)).is_none() && grace == whole {
+            if host.wait(grace, self.cores(), self.blocks(), room, |s| attempt(s.closed)).is_none() && grace == whole {
                 c.ahead.store(true, Ordering::Relaxed);
             }
         }
         let mut woken = None;
         let done = host.wait(
             until,
-            self.spare(),
+            self.cores(),
             self.blocks(),
             || c.ring.len() < c.ring.capacity(),
             |s| self.attempt_push(c, s.closed, block, &mut woken),
@@ -363,7 +363,7 @@ impl Running {
             Ok(found) => found,
             Err(e) => return Some(Err(e)),
         };
-        host.wait(until, self.spare(), self.blocks(), || !c.ring.is_empty(), |s| self.attempt_pull(c, s.closed))
+        host.wait(until, self.cores(), self.blocks(), || !c.ring.is_empty(), |s| self.attempt_pull(c, s.closed))
     }
 
     fn nothing(&self, drain: Drain, begun: Instant) -> Error {
