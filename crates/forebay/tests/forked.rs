@@ -86,6 +86,39 @@ fn is_forked<T: std::fmt::Debug>(r: Result<T, Error>) {
     }
 }
 
+/// Others are about to take or to give back such a block at the moment of the fork.
+#[test]
+fn blocks_that_tasks_share_are_let_go_of() {
+    let _alone = alone();
+    let t = Template::array::<u8>([4096]);
+    let mut g = Graph::new("shared");
+    let id = g.add(Task::new("none").input("x", t).host(|_| Ok(()))).unwrap();
+    let feed = g.feed((id, "x"), 4).unwrap();
+    let run = builder().workers(2).build().unwrap().start(g).unwrap();
+    let mut one = run.acquire(feed).unwrap();
+    one.assign(&[7u8; 4096]).unwrap();
+    let over = AtomicBool::new(false);
+    std::thread::scope(|s| {
+        for _ in 0..2 {
+            s.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    drop(run.acquire(feed).unwrap());
+                }
+            });
+        }
+        let forked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            (0..100).for_each(|_| {
+                in_a_child(|| {
+                    assert_eq!(one.as_bytes().unwrap(), [7; 4096]);
+                    let_go_of(&one);
+                })
+            });
+        }));
+        over.store(true, Ordering::Relaxed);
+        forked.unwrap_or_else(|why| std::panic::resume_unwind(why));
+    });
+}
+
 #[test]
 fn graphs_and_calls_say_so_and_new_ones_work() {
     let _alone = alone();

@@ -7,17 +7,22 @@
 //!
 //! A shelf has a lock, which is nobody else's but for such visits: without one, several that take from one stack at the same time would
 //! need more than an address and a few bits to notice that they have been overtaken. Tasks that share a pool have blocks of
-//! [`super::pool::LEAST_SHARED`] bytes or more, beside which a lock is little.
+//! [`super::pool::LEAST_SHARED`] bytes or more, beside which a lock is little. A process that was forked may find it held for
+//! ever, and leaves its blocks where they are.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use forebay_hal::cpu::worker_index;
+use forebay_hal::fork::Home;
 
 use super::Inner;
 
-pub(super) struct Shelves(Box<[Shelf]>);
+pub(super) struct Shelves {
+    all: Box<[Shelf]>,
+    home: Home,
+}
 
 /// On cache lines of its own, and of the pair that is fetched together.
 #[repr(align(128))]
@@ -53,34 +58,37 @@ impl Shelf {
 
 impl Shelves {
     pub(super) fn new(workers: usize) -> Self {
-        Shelves((0..=workers).map(|_| Shelf::default()).collect())
+        Shelves { all: (0..=workers).map(|_| Shelf::default()).collect(), home: Home::here() }
     }
 
     /// This thread's.
     #[inline]
     fn own(&self) -> usize {
-        let last = self.0.len() - 1;
+        let last = self.all.len() - 1;
         worker_index().map_or(last, |i| i.min(last))
     }
 
     /// A block, the one that was in use last if possible.
     pub(super) fn take(&self) -> Option<NonNull<Inner>> {
         let own = self.own();
-        let shelf = &self.0[own];
+        let shelf = &self.all[own];
         shelf.take().or_else(|| self.take_elsewhere(shelf))
     }
 
     fn take_elsewhere(&self, shelf: &Shelf) -> Option<NonNull<Inner>> {
         let first = shelf.found.load(Ordering::Relaxed);
-        let all = (first..self.0.len()).chain(0..first);
-        let (at, block) = all.into_iter().find_map(|at| Some((at, self.0[at].take()?)))?;
+        let mut others = (first..self.all.len()).chain(0..first);
+        let (at, block) = others.find_map(|at| Some((at, self.all[at].take()?)))?;
         shelf.found.store(at, Ordering::Relaxed);
         Some(block)
     }
 
     /// False when they are closed; the block is then still the caller's.
     pub(super) fn put(&self, block: NonNull<Inner>) -> bool {
-        let shelf = &self.0[self.own()];
+        if !self.home.is_here() {
+            return true;
+        }
+        let shelf = &self.all[self.own()];
         let mut blocks = shelf.blocks.lock().unwrap_or_else(PoisonError::into_inner);
         if !blocks.closed {
             blocks.free.push(block);
@@ -92,7 +100,7 @@ impl Shelves {
     /// All that there are; from now on nothing is taken back.
     pub(super) fn close(&self) -> Vec<NonNull<Inner>> {
         let mut all = Vec::new();
-        for shelf in &self.0 {
+        for shelf in &self.all {
             let mut blocks = shelf.blocks.lock().unwrap_or_else(PoisonError::into_inner);
             blocks.closed = true;
             all.append(&mut blocks.free);
@@ -147,7 +155,7 @@ mod tests {
         let first = Some(all[0].as_ptr().addr());
         assert_eq!(visit(), first);
         // It put it on its own shelf, from which this thread takes it.
-        assert_eq!(shelves.0[2].len.load(Ordering::Relaxed), 0);
+        assert_eq!(shelves.all[2].len.load(Ordering::Relaxed), 0);
         assert_eq!(shelves.take().map(|b| b.as_ptr().addr()), first);
         assert_eq!((visit(), shelves.take()), (None, None));
         end(all);
