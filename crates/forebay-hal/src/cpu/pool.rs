@@ -8,9 +8,9 @@
 //!
 //! Workers with nothing to do sleep ([`super::sleep`]), and an idle pool uses no CPU. A worker that queues jobs for itself
 //! wakes a sleeper only when the jobs, by their estimates, outweigh a wake-up; before it runs a long job, or blocks
-//! ([`about_to_block`]), it makes up for that, and for what it has put off ([`super::late`]). Who submits a short job from elsewhere while a worker is at short jobs looks
-//! whether that one takes it, for as long as a wake-up costs, and wakes a sleeper then: an estimate may be wrong, and a short
-//! job block for once.
+//! ([`about_to_block`]), it makes up for that, and for what it has put off ([`super::late`]). Who submits a short job from
+//! elsewhere while a worker is at short jobs looks whether that one takes it, for as long as a wake-up costs, and wakes a
+//! sleeper then: an estimate may be wrong, and a short job block for once.
 
 use std::cell::{Cell, UnsafeCell};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering, fence};
