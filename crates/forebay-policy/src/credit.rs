@@ -303,31 +303,13 @@ impl Bank {
             Order::Priority => self.in_line(&members, &wants),
             _ => shares(&members),
         };
-        // Whoever demands less than its part keeps what it demands, and the others divide what that leaves; each round
-        // finds at least one more of the former, or is the last.
-        let (mut open, mut rest) = (fair.clone(), WHOLE);
-        let mut kept = vec![0; fair.len()];
-        loop {
-            let all: u64 = open.iter().sum();
-            let part =
-                |i: usize| (u128::from(rest) * u128::from(open[i])).checked_div(u128::from(all)).unwrap_or(0) as u64;
-            let below: Vec<usize> = (0..open.len()).filter(|&i| open[i] > 0 && wants[i] < part(i)).collect();
-            if below.is_empty() {
-                (0..open.len()).filter(|&i| open[i] > 0).for_each(|i| kept[i] = part(i));
-                if all > 0 {
-                    rest = 0;
-                }
-                break;
-            }
-            for i in below {
-                (kept[i], open[i]) = (wants[i], 0);
-                rest = rest.saturating_sub(wants[i]);
-            }
-        }
+        let mut rest = WHOLE;
+        let kept = by_demand(fair, &wants, &mut rest);
         let only = |m: &Member| Member { active: m.active && m.class == Class::Background, ..*m };
         let background = shares(&members.iter().map(only).collect::<Vec<_>>());
-        for ((a, kept), b) in self.accounts.values_mut().zip(kept).zip(background) {
-            a.share = if kept > 0 { kept } else { (u128::from(rest) * u128::from(b) / u128::from(WHOLE)) as u64 };
+        let left = by_demand(background, &wants, &mut rest);
+        for ((a, kept), left) in self.accounts.values_mut().zip(kept).zip(left) {
+            a.share = if kept > 0 { kept } else { left };
             if a.member.active {
                 a.due = a.share;
             }
@@ -445,6 +427,29 @@ impl Bank {
             let more = beyond(a, a.balance.saturating_add(gets)) - beyond(a, a.balance);
             let kept = (i128::from(more) * i128::from(room)).checked_div(wanted.into()).unwrap_or(0) as i64;
             a.balance = a.balance.saturating_add(gets - more + kept);
+        }
+    }
+}
+
+/// Divides what is there by these parts. Whoever demands less than its part keeps what it demands, and the others divide what that
+/// leaves; each round finds at least one more of the former, or is the last. What nobody demands stays in `rest`.
+fn by_demand(mut open: Vec<u64>, wants: &[u64], rest: &mut u64) -> Vec<u64> {
+    let mut kept = vec![0; open.len()];
+    loop {
+        let all: u64 = open.iter().sum();
+        let part =
+            |i: usize| (u128::from(*rest) * u128::from(open[i])).checked_div(u128::from(all)).unwrap_or(0) as u64;
+        let below: Vec<usize> = (0..open.len()).filter(|&i| open[i] > 0 && wants[i] < part(i)).collect();
+        if below.is_empty() {
+            (0..open.len()).filter(|&i| open[i] > 0).for_each(|i| kept[i] = part(i));
+            if all > 0 {
+                *rest = 0;
+            }
+            return kept;
+        }
+        for i in below {
+            (kept[i], open[i]) = (wants[i], 0);
+            *rest = rest.saturating_sub(wants[i]);
         }
     }
 }

@@ -292,6 +292,18 @@ fn what_one_does_not_use_others_get() {
     assert!(m.run(1000)[&2] > 950_000);
 }
 
+#[test]
+fn what_one_in_the_background_does_not_use_the_other_gets() {
+    let mut m = Machine::new(16, Order::Share);
+    m.add(1, Class::Normal, 0, busy(5, 5000));
+    m.add(2, Class::Background, 0, busy(1, 1000));
+    m.add(3, Class::Background, 0, busy(16, 20_000));
+    m.run(1000);
+    // Others hold the first two up a little, which they might want back: so much is not the third one's.
+    let share = |id: u64| m.bank.views().find(|v| v.member.id == id).unwrap().share;
+    assert!(share(3) > 500_000 && share(2) < 200_000, "{:?}", [1, 2, 3].map(share));
+}
+
 /// A machine that is nearly full is now known to be idle in part, and now not: shares that went with it would be somewhere
 /// else at every look, and who gets what others don't need would have it late.
 #[test]
