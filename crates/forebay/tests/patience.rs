@@ -269,27 +269,71 @@ fn who_calls_a_task_that_was_stopped_is_refused_also_when_it_failed() {
     }
 }
 
-/// A function that seldom waits for the program, on the only core that is left, behind a kernel whose result the program waits for: it
-/// is told of that before the function begins, however short that is as a rule.
-#[test]
-fn who_waits_for_a_kernel_is_told_before_a_function_that_waits_for_him() {
+/// A runtime with a worker for each core of which all but one are at work, for as long as this is kept.
+struct OneIsLeft {
+    rt: Runtime,
+    others: Option<forebay::Running>,
+    over: Arc<AtomicU64>,
+}
+
+impl OneIsLeft {
+    fn new() -> Self {
+        let workers = std::thread::available_parallelism().map_or(1, |n| n.get()).max(2);
+        let rt = Runtime::builder().cpu_only().workers(workers).service(false).build().unwrap();
+        let (there, over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let mut g = Graph::new("busy");
+        for i in 1..workers {
+            let (there, over) = (there.clone(), over.clone());
+            let busy = Task::new(format!("busy{i}")).output("x", word()).host(move |_| {
+                there.fetch_add(1, Ordering::SeqCst);
+                while over.load(Ordering::SeqCst) == 0 {
+                    std::thread::yield_now();
+                }
+                Ok(())
+            });
+            let busy = g.add(busy).unwrap();
+            g.drain((busy, "x"), 1).unwrap();
+        }
+        let others = Some(rt.start(g).unwrap());
+        while there.load(Ordering::SeqCst) < workers as u64 - 1 {
+            std::thread::yield_now();
+        }
+        OneIsLeft { rt, others, over }
+    }
+}
+
+impl Drop for OneIsLeft {
+    fn drop(&mut self) {
+        self.over.store(1, Ordering::SeqCst);
+        drop(self.others.take());
+    }
+}
+
+/// A kernel of the processor, "x" to "y", that takes so many µs as there are in the number.
+fn kernel(name: &str, us: &Arc<AtomicU64>, ended: &Arc<AtomicU64>) -> Task {
     use forebay::{Arg, Kind, Launch, Source};
-    let spins = |d: Duration| {
+    let (us, ended) = (us.clone(), ended.clone());
+    let kernel = Source::Cpu(Arc::new(move |_| {
         let begun = Instant::now();
-        while begun.elapsed() < d {
+        while begun.elapsed() < Duration::from_micros(us.load(Ordering::SeqCst)) {
             std::hint::spin_loop();
         }
-    };
+        ended.fetch_add(1, Ordering::SeqCst);
+    }));
+    let launch = Launch::new(kernel, name, [Arg::port("x"), Arg::port("y")]);
+    Task::new(name).input("x", word()).output("y", word()).kernels(Kind::Cpu, [launch])
+}
+
+/// A function that seldom waits for the program, behind a kernel whose result the program waits for: it is told of that before the
+/// function begins, however short both are as a rule.
+#[test]
+fn who_waits_for_a_kernel_is_told_before_a_function_that_waits_for_him() {
+    let (us, ended) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let mut g = Graph::new("told");
-    // Long enough for the program to sleep meanwhile.
-    let kernel = Source::Cpu(Arc::new(move |_| spins(Duration::from_millis(1))));
-    let launch = Launch::new(kernel, "slow", [Arg::port("x"), Arg::port("y")]);
-    let first = Task::new("first").input("x", word()).output("y", word()).kernels(Kind::Cpu, [launch]);
-    let first = g.add(first).unwrap();
+    let first = g.add(kernel("first", &us, &ended)).unwrap();
     let (answer, answers) = channel::<u64>();
     let answers = Mutex::new(answers);
-    let waits = Arc::new(AtomicU64::new(0));
-    let asked = waits.clone();
+    let asked = us.clone();
     let then = g.add(Task::new("then").input("x", word()).output("y", word()).host(move |_| {
         if asked.load(Ordering::SeqCst) != 0 {
             answers.lock().unwrap().recv_timeout(Duration::from_secs(20))?;
@@ -301,46 +345,40 @@ fn who_waits_for_a_kernel_is_told_before_a_function_that_waits_for_him() {
     let seen = g.drain((first, "y"), 1).unwrap();
     g.connect((first, "y"), (then, "x")).unwrap();
     let done = g.drain((then, "y"), 1).unwrap();
-    // All other workers are at work, and there is one for each core.
-    let workers = std::thread::available_parallelism().map_or(1, |n| n.get()).max(2);
-    let rt = Runtime::builder().cpu_only().workers(workers).service(false).build().unwrap();
-    let over = Arc::new(AtomicU64::new(0));
-    let mut others = Graph::new("busy");
-    for i in 1..workers {
-        let over = over.clone();
-        let busy = Task::new(format!("busy{i}")).output("x", word()).host(move |_| {
-            over.fetch_add(1 << 32, Ordering::SeqCst);
-            while over.load(Ordering::SeqCst) & 1 == 0 {
-                std::thread::yield_now();
-            }
-            Ok(())
-        });
-        let busy = others.add(busy).unwrap();
-        others.drain((busy, "x"), 1).unwrap();
-    }
-    let others = rt.start(others).unwrap();
-    struct Over(Arc<AtomicU64>);
-    impl Drop for Over {
-        fn drop(&mut self) {
-            self.0.fetch_add(1, Ordering::SeqCst);
-        }
-    }
-    while over.load(Ordering::SeqCst) >> 32 < workers as u64 - 1 {
-        std::thread::yield_now();
-    }
-    let run = rt.start(g).unwrap();
-    let over = Over(over);
-    for i in 0..100u64 {
-        waits.store(u64::from(i >= 90), Ordering::SeqCst);
+    let one = OneIsLeft::new();
+    let run = one.rt.start(g).unwrap();
+    for i in 0..200u64 {
+        // Once in a while the kernel is long enough for the program to sleep meanwhile.
+        let waits = i % 50 == 49;
+        us.store(if waits { 1000 } else { 0 }, Ordering::SeqCst);
         run.push(feed, block(i)).unwrap();
         let begun = Instant::now();
         run.pull_timeout(seen, Duration::from_secs(10)).unwrap();
         // It looks once more when its time is over.
         assert!(begun.elapsed() < Duration::from_secs(9), "nobody has told");
-        if i >= 90 {
+        if waits {
             answer.send(i).unwrap();
         }
         run.pull_timeout(done, Duration::from_secs(10)).unwrap();
     }
-    drop((over, run, others));
+}
+
+/// There is room as soon as a long kernel has begun, and not only when it has ended.
+#[test]
+fn who_waits_for_room_is_told_before_a_long_kernel() {
+    let (us, ended) = (Arc::new(AtomicU64::new(100_000)), Arc::new(AtomicU64::new(0)));
+    let mut g = Graph::new("room");
+    let long = g.add(kernel("long", &us, &ended)).unwrap();
+    let (feed, drain) = (g.feed((long, "x"), 1).unwrap(), g.drain((long, "y"), 100).unwrap());
+    let one = OneIsLeft::new();
+    let run = one.rt.start(g).unwrap();
+    let mut late = 0;
+    for i in 0..12u64 {
+        run.push(feed, block(i)).unwrap();
+        // One is done now, and this one is in the channel.
+        late += u64::from(i >= 2 && ended.load(Ordering::SeqCst) > i - 1);
+    }
+    // Others may have the cores for a while.
+    assert!(late <= 3, "told {late} times after the kernel that made the room");
+    (0..12).for_each(|_| drop(run.pull_timeout(drain, Duration::from_secs(10)).unwrap()));
 }

@@ -4,6 +4,7 @@
 //! Rules:
 //! 1. A worker puts something off only while every worker is at work and there is one for each core: otherwise the woken has a core of its own, and
 //!    the sooner it is woken the sooner it makes more work, or is done.
+//!    In a long job it puts nothing off: that may be still to come.
 //! 2. It is done after jobs that are estimated to take [`LATE_NS`] together, before a longer one, and as soon as the worker has no job; and
 //!    before the worker blocks, begins a loop, or calls what may wait for somebody outside ([`Worker::now`]). So nobody waits for what
 //!    waits for him.
@@ -68,8 +69,10 @@ impl Worker {
 
     #[cold]
     fn do_all(&self) {
-        let n = self.late.len.replace(0);
-        for job in self.late.all[..n].iter().filter_map(Cell::take) {
+        self.late.len.set(0);
+        // All of them first: what one does may put off something else.
+        let all = self.late.all.each_ref().map(Cell::take);
+        for job in all.into_iter().flatten() {
             // SAFETY: came in under the contract of `soon`.
             unsafe { (job.run)(job.data, self) };
         }
@@ -122,9 +125,8 @@ mod tests {
         }
     }
 
-    fn plays(put_off: usize, blocks: bool, jobs: Vec<u32>, said: Sender<&'static str>) -> Job {
-        let scene = Box::new(Scene { put_off, blocks, jobs, said });
-        Job { run: play, data: Box::into_raw(scene).cast(), cost_ns: 100 }
+    fn plays(cost_ns: u32, scene: Scene) -> Job {
+        Job { run: play, data: Box::into_raw(Box::new(scene)).cast(), cost_ns }
     }
 
     /// Keeps a worker at work.
@@ -145,6 +147,11 @@ mod tests {
 
     /// In which order what happens, on a worker whose colleagues are all at work, or all asleep.
     fn order(colleagues_work: bool, put_off: usize, blocks: bool, jobs: &[u32]) -> Vec<&'static str> {
+        order_in(100, colleagues_work, put_off, blocks, jobs)
+    }
+
+    /// In a job that is estimated to take so long.
+    fn order_in(cost_ns: u32, colleagues_work: bool, put_off: usize, blocks: bool, jobs: &[u32]) -> Vec<&'static str> {
         let workers = std::thread::available_parallelism().map_or(1, |n| n.get()).max(2);
         let (pool, busy) = (Pool::new(workers), Busy { there: AtomicUsize::new(0), over: AtomicBool::new(false) });
         let until = |is: &dyn Fn() -> bool| {
@@ -163,9 +170,10 @@ mod tests {
             }
             until(&|| busy.there.load(Ordering::SeqCst) == workers - 1);
         }
-        let (to, from) = channel();
+        let (said, from) = channel();
+        let scene = Scene { put_off, blocks, jobs: jobs.to_vec(), said };
         // SAFETY: the scene is the job's own.
-        unsafe { pool.submit(plays(put_off, blocks, jobs.to_vec(), to)) };
+        unsafe { pool.submit(plays(cost_ns, scene)) };
         let all = from.iter().collect();
         busy.over.store(true, Ordering::SeqCst);
         until(&|| busy.there.load(Ordering::SeqCst) == 0);
@@ -179,6 +187,7 @@ mod tests {
         let many = order(true, 1, false, &[1000; 30]);
         assert_eq!(many.iter().position(|s| *s == "told"), Some(1 + LATE_NS as usize / 1000), "{many:?}");
         assert_eq!(order(true, 1, true, &[]), ["begun", "told", "blocked"]);
+        assert_eq!(order_in(LATE_NS, true, 1, false, &[1000]), ["told", "begun", "short"], "in a long job");
         let full = order(true, MOST + 1, false, &[1000]);
         assert_eq!(full.iter().position(|s| *s == "begun"), Some(MOST + 1), "{full:?}");
     }
@@ -191,5 +200,34 @@ mod tests {
         // SAFETY: `say` has what it needs.
         pool.helping(|w| unsafe { w.soon(saying(&to, "told", 0)) });
         assert_eq!(from.try_recv(), Ok("told"));
+    }
+
+    #[test]
+    fn what_is_done_may_put_off_more() {
+        struct Twice(Sender<&'static str>);
+        unsafe fn twice(data: *const (), w: &Worker) {
+            // SAFETY: made below, and called once.
+            let Twice(said) = *unsafe { Box::from_raw(data.cast_mut().cast::<Twice>()) };
+            // As the pool's own worker would, if it were one of a full pool.
+            for _ in 0..2 {
+                w.late.all[w.late.len.get()].set(Some(saying(&said, "more", 0)));
+                w.late.len.set(w.late.len.get() + 1);
+            }
+        }
+        let (pool, (to, from)) = (Pool::new(2), channel());
+        pool.helping(|w| {
+            for n in 0..3 {
+                let job = match n {
+                    0 => Job { run: twice, data: Box::into_raw(Box::new(Twice(to.clone()))).cast(), cost_ns: 0 },
+                    _ => saying(&to, "told", 0),
+                };
+                w.late.all[n].set(Some(job));
+                w.late.len.set(n + 1);
+            }
+            w.now();
+            w.now();
+        });
+        drop(to);
+        assert_eq!(from.iter().collect::<Vec<_>>(), ["told", "told", "more", "more"]);
     }
 }

@@ -548,7 +548,7 @@ impl Worker {
 
     /// Rules 1 and 3 of [`super::late`].
     pub(super) fn may_put_off(&self) -> bool {
-        !self.helper && self.shared.is_full()
+        !self.helper && !self.long.get() && self.shared.is_full()
     }
 
     fn own(&self) -> Option<Job> {

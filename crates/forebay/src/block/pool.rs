@@ -13,7 +13,8 @@
 //! Life: the owners (ports of a graph) together and every block hold one count each. [`Pool::close`] is called by each owner, after
 //! its last acquire; the last one swaps the stack for a mark, in one step with taking what is in it, so a block that returns either is in
 //! what was taken or sees the mark and is freed at once; the same holds for the line and the shelves, under their locks. After its
-//! push a returning block does not touch the pool. The last count frees the pool.
+//! push a returning block does not touch the pool (but to let go of such a lock, which whoever closes it waits for). The last count
+//! frees the pool.
 
 use std::collections::VecDeque;
 use std::ptr::NonNull;

@@ -110,7 +110,7 @@ fn own_name(info: &DeviceInfo) -> String {
 /// Whether programs share a device without anybody having named it. Not an instance of a GPU that is partitioned (MIG): others
 /// may have its name and place, and nobody there is in its way.
 fn is_brought(info: &DeviceInfo) -> bool {
-    let is_instance = info.kind == Kind::Cuda && info.name.split(' ').any(|word| word == "MIG");
+    let is_instance = info.name.split(' ').any(|word| word == "MIG");
     matches!(info.kind, Kind::OpenCl | Kind::Cuda) && !is_instance
 }
 
@@ -330,6 +330,7 @@ mod tests {
             is_brought(&info)
         };
         assert!(is(Kind::OpenCl, "Arc") && is(Kind::Cuda, "NVIDIA H200") && is(Kind::Cuda, "MIGHTY"));
-        assert!(!is(Kind::Cuda, "NVIDIA H200 MIG 1g.18gb") && !is(Kind::Cpu, "cpu") && !is(Kind::Sim, "sim"));
+        assert!([Kind::Cuda, Kind::OpenCl].iter().all(|kind| !is(*kind, "NVIDIA H200 MIG 1g.18gb")));
+        assert!(!is(Kind::Cpu, "cpu") && !is(Kind::Sim, "sim"));
     }
 }
