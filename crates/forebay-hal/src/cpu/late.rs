@@ -228,6 +228,6 @@ mod tests {
             w.now();
         });
         drop(to);
-        assert_eq!(from.iter().collect::<Vec<_>>(), ["told", "told", "more", "more"]);
+        assert_eq!(from.try_iter().collect::<Vec<_>>(), ["told", "told", "more", "more"]);
     }
 }
