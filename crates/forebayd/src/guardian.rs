@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use forebay_hal::cuda::checkpoint::{Checkpoints, State};
 use forebay_rm::{Client, restore_slices};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::ledger::Ledger;
 use crate::system::now_ns;
@@ -165,9 +165,4 @@ fn guard(
     }
     own.give_back(ledger);
     0
-}
-
-/// The process with this number, if there is one: for tests and `doctor`.
-pub fn is_alive(pid: u32) -> bool {
-    i32::try_from(pid).ok().and_then(Pid::from_raw).is_some_and(|p| rustix::process::test_kill_process(p).is_ok())
 }

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use common::machine::{Machine, known};
-use common::{Service, until};
+use common::{Service, has_ended, until};
 use forebay_proto::wire::{Class, Request};
 use forebay_rm::fake::{FakeRm, Load, remote};
 
@@ -84,7 +84,7 @@ fn an_interactive_process_comes_through_at_once_and_everybody_has_their_slices_b
     let begun = Instant::now();
     until("slices are the driver's", || pids.iter().all(|p| !m.rm.is_sliced(*p)));
     assert!(begun.elapsed() < Duration::from_millis(100), "{:?}", begun.elapsed());
-    until("its guardian has gone", || !forebayd::guardian::is_alive(its_guardian));
+    until("its guardian has gone", || has_ended(its_guardian));
     s.restart();
     until("slices are short again", || pids.iter().all(|p| m.rm.is_sliced(*p)));
     s.set(calls, Class::Normal);
@@ -289,7 +289,7 @@ fn killed_twenty_times_the_service_leaves_nobody_suspended() {
         let begun = Instant::now();
         until("nobody is suspended", || m.suspended().is_empty());
         assert!(begun.elapsed() < Duration::from_millis(100), "round {round}: {:?}", begun.elapsed());
-        until("its guardian has gone", || !forebayd::guardian::is_alive(its_guardian));
+        until("its guardian has gone", || has_ended(its_guardian));
         s.restart();
         until("all are found again", || known(&s, &pids));
         assert_eq!(s.process(pids[2]).unwrap().class, Class::Suspended, "round {round}");
@@ -326,7 +326,7 @@ fn a_service_that_is_stopped_or_ended_and_a_guardian_that_is_killed_leave_nobody
     signal(its_guardian, rustix::process::Signal::INT);
     signal(s.pid(), rustix::process::Signal::TERM);
     until("nobody is suspended", || m.suspended().is_empty());
-    until("its guardian has gone", || !forebayd::guardian::is_alive(its_guardian));
+    until("its guardian has gone", || has_ended(its_guardian));
 }
 
 #[test]

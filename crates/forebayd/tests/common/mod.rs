@@ -170,6 +170,13 @@ impl Drop for Program {
     }
 }
 
+/// Whether a process has ended, be it that nobody has asked how: who inherits it may do that seconds later, or never.
+pub fn has_ended(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit(") ").next().unwrap_or_default();
+    state.is_empty() || state.starts_with(['Z', 'X'])
+}
+
 /// What a hog does: on so many threads, tasks of this length, asking for credit before each.
 pub fn hog(threads: usize, task: Duration) -> ! {
     let session = Session::open("hog").unwrap();
