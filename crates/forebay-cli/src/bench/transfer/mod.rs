@@ -84,6 +84,14 @@ impl Site {
         Ok(site)
     }
 
+    /// The plain copy of the same bytes: behind it they are where a program's mostly are, in the caches of one core as far as
+    /// they fit. Behind copies of several kinds they are in one place or another: 1 MiB by one core takes 32 µs behind itself
+    /// and 100 behind a copy that went past the caches, and whose median is which depends on who came behind whom how often.
+    fn settle(&mut self, direction: Direction, host: Host, bytes: usize) -> Result<()> {
+        let plain = self.stream.engine().device().plain_copy().unwrap_or(Method::Engine);
+        self.once(Path::By(Way::Direct(plain)), direction, host, bytes).map(|_| ())
+    }
+
     /// One transfer; what it took, µs. (Where it is shorter than what clocks can tell, one of several.)
     fn once(&mut self, path: Path, direction: Direction, host: Host, bytes: usize) -> Result<f64> {
         let device = self.stream.engine().device();
@@ -214,9 +222,11 @@ fn curves(engine: &Arc<Engine>, found: &mut Found) -> Result<()> {
                 if now > until || (round >= SAMPLES.0 && now > from + LEAST) || round >= SAMPLES.1 {
                     break;
                 }
-                // In another order each time: what one leaves in the caches is the next one's gain or loss.
+                // In another order each time, and from the same state: what one leaves in the caches is the next one's gain
+                // or loss.
                 shuffle(&mut order, &mut seed);
                 for &i in &order {
+                    site.settle(direction, host, size)?;
                     samples[i].push(site.once(paths[i], direction, host, size)?);
                 }
             }
