@@ -207,8 +207,12 @@ FB_DEVICE u32 fb_processor(void) {
 #endif
 }
 FB_DEVICE void fb_relax(void) { sched_yield(); }
-// Cores are not the grid's own: after a while it looks only now and then.
-FB_DEVICE void fb_idle(u32 round, bool) { if (round < 4000) sched_yield(); else usleep(100); }
+// Cores are not the grid's own: after a while it looks only now and then, and after a third of a second more seldom yet. (In a
+// virtual machine to wake costs 20 µs of a core: every 100 µs, and the slack that the system adds, that is an eighth of one.)
+FB_DEVICE void fb_idle(u32 round, bool) {
+  if (round < 4000) sched_yield();
+  else usleep(round < 6000 ? 100 : 500);
+}
 // A test may give a block several lanes, each a thread: then it says what is in the other branch.
 #ifndef FB_LANES
 FB_DEVICE u32 fb_warp(void) { return 0; }
