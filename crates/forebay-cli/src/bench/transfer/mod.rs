@@ -22,10 +22,12 @@ const SIZES: std::ops::RangeInclusive<u32> = 3..=28;
 /// Rounds in which everything is measured once at a size: enough, and far more than enough.
 const SAMPLES: (usize, usize) = (301, 100_000);
 /// Time for one size, in one direction, from one kind of memory: so long that a hiccup of the machine is not all of it, and
-/// no longer, unless there were so few rounds by then that a median of them is chance.
+/// no longer, unless there were so few rounds by then that a median of them is chance. (Loads through a GPU's aperture take
+/// seconds at the largest sizes: there is an end to that, too.)
 const LEAST: Duration = Duration::from_millis(40);
 const PER_SIZE: Duration = Duration::from_millis(300);
 const FEWEST: usize = 15;
+const MOST: Duration = Duration::from_secs(4);
 /// A copy within the host's memory of up to this size takes less than a microsecond, and some clocks go by steps of 10 ns: so
 /// many are timed at once.
 const SHORT: usize = 8 << 10;
@@ -217,10 +219,15 @@ fn curves(engine: &Arc<Engine>, found: &mut Found) -> Result<()> {
             let mut samples = vec![Vec::new(); paths.len()];
             let mut order: Vec<usize> = (0..paths.len()).collect();
             let from = Instant::now();
-            let until = from + PER_SIZE;
             for round in 0.. {
-                let now = Instant::now();
-                if (round >= FEWEST && now > until) || (round >= SAMPLES.0 && now > from + LEAST) || round >= SAMPLES.1 {
+                let passed = from.elapsed();
+                let time = match round {
+                    0 => Duration::MAX,
+                    r if r < FEWEST => MOST,
+                    r if r < SAMPLES.0 => PER_SIZE,
+                    _ => LEAST,
+                };
+                if passed > time || round >= SAMPLES.1 {
                     break;
                 }
                 // In another order each time, and from the same state: what one leaves in the caches is the next one's gain
