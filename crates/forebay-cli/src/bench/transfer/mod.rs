@@ -31,7 +31,7 @@ const MOST: Duration = Duration::from_secs(4);
 /// A copy within the host's memory of up to this size takes less than a microsecond, and some clocks go by steps of 10 ns: so
 /// many are timed at once.
 const SHORT: usize = 8 << 10;
-const AT_ONCE: u32 = 16;
+const AT_ONCE: u32 = 64;
 /// The engine may be so much slower than the fastest way at a size.
 const NEAR: f64 = 1.05;
 
