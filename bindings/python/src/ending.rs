@@ -10,9 +10,10 @@
 //! 4. Nobody waits for such a thread: what is freed from then on is left alone if anything of it still runs.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use forebay::hal::fork::Own;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -38,7 +39,7 @@ impl Stops for forebay::place::Accelerated {
 }
 
 /// Rule 1.
-static NOTED: Mutex<Vec<Weak<dyn Stops>>> = Mutex::new(Vec::new());
+static NOTED: Own<Vec<Weak<dyn Stops>>> = Own::new();
 /// Rule 4.
 static ENDING: AtomicBool = AtomicBool::new(false);
 
@@ -51,7 +52,7 @@ pub fn ending() -> bool {
 pub fn note<T: Stops + 'static>(made: T) -> Arc<T> {
     let made = Arc::new(made);
     let weak: Weak<T> = Arc::downgrade(&made);
-    let mut noted = NOTED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut noted = NOTED.lock();
     noted.retain(|w| w.strong_count() > 0);
     noted.push(weak);
     made
@@ -61,7 +62,7 @@ pub fn note<T: Stops + 'static>(made: T) -> Arc<T> {
 #[pyfunction]
 pub fn at_the_end(py: Python<'_>) -> PyResult<()> {
     ENDING.store(true, Ordering::SeqCst);
-    let noted = std::mem::take(&mut *NOTED.lock().unwrap_or_else(PoisonError::into_inner));
+    let noted = std::mem::take(&mut *NOTED.lock());
     let all: Vec<Arc<dyn Stops>> = noted.iter().filter_map(Weak::upgrade).collect();
     let mut wait = Patience::of(None)?;
     py.detach(|| {

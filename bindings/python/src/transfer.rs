@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use forebay::hal::Buffer;
+use forebay::hal::fork::Own;
 use forebay::transfer::{self, Bound, Budget, Direction, Host, Range, Scheduling};
 use forebay::{Error, Kind, Wanted};
 use pyo3::exceptions::{PyAttributeError, PyBufferError, PyValueError};
@@ -132,10 +133,10 @@ impl Memory {
 }
 
 /// All page-locked memory of this module: where each begins, where it ends, and whose it is.
-static PINNED: Mutex<BTreeMap<usize, (usize, usize)>> = Mutex::new(BTreeMap::new());
+static PINNED: Own<BTreeMap<usize, (usize, usize)>> = Own::new();
 
 fn ranges() -> std::sync::MutexGuard<'static, BTreeMap<usize, (usize, usize)>> {
-    PINNED.lock().unwrap_or_else(PoisonError::into_inner)
+    PINNED.lock()
 }
 
 /// Where so many bytes are for the device of this engine.

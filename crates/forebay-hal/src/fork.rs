@@ -3,9 +3,11 @@
 //!
 //! Rule: whoever has threads, or what is a driver's, remembers in which process it was made ([`Home`]), and looks before it waits for
 //! them, asks the driver for anything, or gives anything back. What cannot be given back is left: a process that was forked
-//! mostly ends soon, or begins another program.
+//! mostly ends soon, or begins another program. What all of a process shares is its own ([`Own`]).
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Why something does not work.
 pub const WHY: &str = "it was made by the process that this one was forked from";
@@ -41,5 +43,40 @@ impl Home {
     #[inline]
     pub fn is_here(self) -> bool {
         self.0 == FORKS.load(Ordering::Relaxed)
+    }
+}
+
+/// What each process has one of, behind a lock; for statics. A process that was forked begins with an empty one: another thread
+/// may have held the first one's lock at that moment, and nobody would let go of it.
+pub struct Own<T>(AtomicPtr<(Home, Mutex<T>)>);
+
+impl<T: Default> Own<T> {
+    /// Nothing yet.
+    #[allow(clippy::new_without_default, reason = "only statics have one")]
+    pub const fn new() -> Self {
+        Own(AtomicPtr::new(null_mut()))
+    }
+
+    /// This process's.
+    pub fn lock(&self) -> MutexGuard<'_, T> {
+        let mut at = self.0.load(Ordering::Acquire);
+        loop {
+            // SAFETY: null, or what was made below, which is never freed: threads of this process may have it, and of the
+            // first one's nobody knows in which state it is.
+            if let Some((home, all)) = unsafe { at.as_ref() }
+                && home.is_here()
+            {
+                return all.lock().unwrap_or_else(PoisonError::into_inner);
+            }
+            let made = Box::into_raw(Box::new((Home::here(), Mutex::new(T::default()))));
+            at = match self.0.compare_exchange(at, made, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => made,
+                Err(anothers) => {
+                    // SAFETY: made above, and nobody else has it.
+                    drop(unsafe { Box::from_raw(made) });
+                    anothers
+                }
+            };
+        }
     }
 }

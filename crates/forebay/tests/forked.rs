@@ -9,12 +9,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use forebay::hal::cpu::{Helpers, Pool};
+use forebay::hal::fork::Own;
 use forebay::hal::{Device, Error as DeviceError, discover};
 use forebay::place::{Accelerated, Models};
 use forebay::resident::{self, Builder, Call};
 use forebay::transfer::{Budget, Curves, Engine};
 use forebay::{Datablock, Error, Graph, Kind, Runtime, RuntimeBuilder, Task, Template};
 use forebay_rm::fake::FakeRm;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
 
 /// One test at a time: a process is forked as it is.
 fn alone() -> MutexGuard<'static, ()> {
@@ -84,6 +86,63 @@ fn is_forked<T: std::fmt::Debug>(r: Result<T, Error>) {
         Err(e @ Error::Forked { .. }) => assert!(e.to_string().contains("forked from"), "{e}"),
         other => panic!("{other:?}"),
     }
+}
+
+/// What a process has one of is locked by another thread, which a process that is forked then has not.
+#[test]
+fn what_a_process_has_one_of_is_a_forked_ones_own() {
+    static LISTED: Own<Vec<u32>> = Own::new();
+    let _alone = alone();
+    LISTED.lock().push(1);
+    let (holds, held) = std::sync::mpsc::channel();
+    let (tell, told) = std::sync::mpsc::channel::<()>();
+    std::thread::scope(|s| {
+        s.spawn(move || {
+            let mut listed = LISTED.lock();
+            listed.push(2);
+            holds.send(()).unwrap();
+            // If the child stands still, too, this ends.
+            let _ = told.recv_timeout(Duration::from_secs(60));
+        });
+        held.recv().unwrap();
+        in_a_child(|| {
+            let mut listed = LISTED.lock();
+            assert!(listed.is_empty());
+            listed.push(3);
+            drop(listed);
+            assert_eq!(*LISTED.lock(), [3]);
+        });
+        tell.send(()).unwrap();
+    });
+    assert_eq!(*LISTED.lock(), [1, 2]);
+}
+
+/// A service that hears everybody and says nothing keeps whoever asks waiting for seconds.
+#[test]
+fn a_process_is_forked_while_a_service_is_asked() {
+    const SOCKET: &str = "FOREBAY_SOCKET";
+    const SILENT: &str = "FOREBAY_TEST_SILENT";
+    let _alone = alone();
+    if std::env::var_os(SILENT).is_none() {
+        let folder = std::env::temp_dir().join(format!("forebay-silent-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("socket");
+        let service = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+        rustix::net::bind(&service, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        rustix::net::listen(&service, 16).unwrap();
+        let name = "a_process_is_forked_while_a_service_is_asked";
+        let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+        let done = again.args(["--exact", name, "--nocapture"]).env(SOCKET, &path).env(SILENT, "1").output().unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
+        let said = [done.stdout, done.stderr].concat();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&said));
+        return;
+    }
+    let asks = std::thread::spawn(|| builder().build().map(drop));
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(!asks.is_finished(), "nobody waits for the service");
+    in_a_child(|| drop(builder().build().unwrap()));
+    asks.join().unwrap().unwrap();
 }
 
 /// Others are about to take or to give back such a block at the moment of the fork.

@@ -11,8 +11,10 @@
 //! A function that has another thread call and waits for that is not seen through.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use forebay_hal::fork::Own;
 
 use crate::graph::{Impl, Task, Work};
 
@@ -20,11 +22,7 @@ use crate::graph::{Impl, Task, Work};
 pub(super) type At = Arc<AtomicU64>;
 
 /// The lane that each thread waits for.
-static WAITING: Mutex<Option<HashMap<u64, At>>> = Mutex::new(None);
-
-fn waiting() -> MutexGuard<'static, Option<HashMap<u64, At>>> {
-    WAITING.lock().unwrap_or_else(PoisonError::into_inner)
-}
+static WAITING: Own<HashMap<u64, At>> = Own::new();
 
 fn me() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -78,15 +76,14 @@ fn leads_back(all: &HashMap<u64, At>, at: &At, me: u64) -> bool {
 
 /// Whether this thread, at a function, could not wait for that lane.
 pub(super) fn closes(at: &At) -> bool {
-    leads_back(waiting().get_or_insert_default(), at, me())
+    leads_back(&WAITING.lock(), at, me())
 }
 
 /// Rule 2; none if the thread would wait for itself.
 pub(super) fn wait_for(at: &At) -> Option<Waits> {
     let me = me();
-    let mut all = waiting();
-    let all = all.get_or_insert_default();
-    if leads_back(all, at, me) {
+    let mut all = WAITING.lock();
+    if leads_back(&all, at, me) {
         return None;
     }
     all.insert(me, at.clone());
@@ -95,8 +92,6 @@ pub(super) fn wait_for(at: &At) -> Option<Waits> {
 
 impl Drop for Waits {
     fn drop(&mut self) {
-        if let Some(all) = waiting().as_mut() {
-            all.remove(&self.0);
-        }
+        WAITING.lock().remove(&self.0);
     }
 }

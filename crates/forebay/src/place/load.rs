@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use forebay_hal::fork::Home;
+use forebay_hal::fork::Own;
 use forebay_proto::client::Account;
 
 use super::cores::Cores;
@@ -44,12 +44,11 @@ fn runnable() -> Option<u64> {
 
 impl Load {
     pub(crate) fn of_process() -> Arc<Load> {
-        static LOAD: Mutex<Option<(Home, Weak<Load>)>> = Mutex::new(None);
-        let mut held = LOAD.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = held.as_ref().filter(|(home, _)| home.is_here()).and_then(|(_, load)| load.upgrade());
-        known.unwrap_or_else(|| {
+        static LOAD: Own<Weak<Load>> = Own::new();
+        let mut held = LOAD.lock();
+        held.upgrade().unwrap_or_else(|| {
             let load = Arc::new(Load::default());
-            *held = Some((Home::here(), Arc::downgrade(&load)));
+            *held = Arc::downgrade(&load);
             load
         })
     }

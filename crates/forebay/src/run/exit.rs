@@ -12,10 +12,11 @@
 //! 4. A process that was forked stops none of the first one's.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use forebay_hal::Kind;
+use forebay_hal::fork::Own;
 
 use super::node::Core;
 
@@ -25,7 +26,7 @@ const LIMIT: Duration = Duration::from_secs(1);
 /// Rule 4: the one that has noted any.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 /// Rule 1.
-static GRAPHS: Mutex<Vec<Weak<Core>>> = Mutex::new(Vec::new());
+static GRAPHS: Own<Vec<Weak<Core>>> = Own::new();
 
 /// Makes a graph that is about to start one of those (rules 1 and 2).
 pub(super) fn note(core: &Arc<Core>) {
@@ -34,7 +35,7 @@ pub(super) fn note(core: &Arc<Core>) {
         return;
     }
     PROCESS.store(std::process::id(), Ordering::SeqCst);
-    let mut graphs = GRAPHS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut graphs = GRAPHS.lock();
     graphs.retain(|g| g.strong_count() > 0);
     graphs.push(Arc::downgrade(core));
     drop(graphs);
@@ -66,7 +67,7 @@ extern "C" fn exits() {
 }
 
 fn stop_all(until: Instant) {
-    let noted = std::mem::take(&mut *GRAPHS.lock().unwrap_or_else(PoisonError::into_inner));
+    let noted = std::mem::take(&mut *GRAPHS.lock());
     let mut all: Vec<Arc<Core>> = noted.iter().filter_map(Weak::upgrade).filter(|c| c.runtime.is_here()).collect();
     // None begins anything any more before one of them is waited for. (What is torn down has been waited for.)
     all.retain(|core| core.halt(None, |_| {}).is_ok());

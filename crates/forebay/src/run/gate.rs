@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use forebay_hal::cpu::{Pool, UNKNOWN_NS};
-use forebay_hal::fork::Home;
+use forebay_hal::fork::Own;
 use forebay_hal::{DeviceInfo, Kind};
 use forebay_policy::begin;
 use forebay_proto::client::{Account, Session};
@@ -130,9 +130,10 @@ impl Gate {
 
     /// The presence of this process; none without a service.
     pub(crate) fn of_process(workers: usize) -> Option<Arc<Gate>> {
-        static GATE: Mutex<Option<(Home, Weak<Gate>)>> = Mutex::new(None);
-        let mut held = GATE.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(g) = held.as_ref().filter(|(home, _)| home.is_here()).and_then(|(_, g)| g.upgrade()) {
+        static GATE: Own<Weak<Gate>> = Own::new();
+        // Held while a service is asked, which may be silent for seconds.
+        let mut held = GATE.lock();
+        if let Some(g) = held.upgrade() {
             return Some(g);
         }
         let name = std::env::args_os().next().unwrap_or_default();
@@ -153,7 +154,7 @@ impl Gate {
             width: Width::default(),
             others_work: AtomicBool::new(false),
         });
-        *held = Some((Home::here(), Arc::downgrade(&gate)));
+        *held = Arc::downgrade(&gate);
         Some(gate)
     }
 

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
-use std::sync::{Mutex, PoisonError};
 
+use forebay_hal::fork::Own;
 use forebay_hal::{Buffer, Device};
 
 use super::curve::Host;
@@ -77,7 +77,7 @@ pub(super) struct Locked(Range<usize>);
 const PAGE: usize = 4096;
 
 /// How many have a lock on each page of which they have a part only: the system's locks do not nest.
-static SHARED: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
+static SHARED: Own<BTreeMap<usize, usize>> = Own::new();
 
 impl Locked {
     /// Touches every page of host memory and locks it; none where the system refuses. It goes before the memory does.
@@ -93,7 +93,7 @@ impl Locked {
         }
         let begin = p.as_ptr() as usize;
         let locked = Locked(begin..begin + b.len());
-        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shared = SHARED.lock();
         locked.shared().for_each(|page| *shared.entry(page).or_default() += 1);
         // SAFETY: the range is the buffer's; locking does not change it. What is refused is partly done, and taken back.
         let done = b.is_empty() || unsafe { rustix::mm::mlock(p.as_ptr().cast(), b.len()) }.is_ok();
@@ -119,7 +119,7 @@ impl Drop for Locked {
             }
         };
         unlock(self.0.start.div_ceil(PAGE), self.0.end / PAGE);
-        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shared = SHARED.lock();
         for page in self.shared() {
             let left = shared.get(&page).map_or(0, |n| n - 1);
             if left > 0 {
