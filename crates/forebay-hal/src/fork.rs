@@ -50,7 +50,8 @@ impl Home {
 /// may have held the first one's lock at that moment, and nobody would let go of it.
 pub struct Own<T>(AtomicPtr<(Home, Mutex<T>)>);
 
-impl<T: Default> Own<T> {
+// `Send`, since threads hand it to each other: the pointer itself would not ask for that.
+impl<T: Default + Send> Own<T> {
     /// Nothing yet.
     #[allow(clippy::new_without_default, reason = "only statics have one")]
     pub const fn new() -> Self {
