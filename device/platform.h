@@ -209,9 +209,11 @@ FB_DEVICE u32 fb_processor(void) {
 FB_DEVICE void fb_relax(void) { sched_yield(); }
 // Cores are not the grid's own: after a while it looks only now and then, and after a third of a second more seldom yet. (In a
 // virtual machine to wake costs 20 µs of a core: every 100 µs, and the slack that the system adds, that is an eighth of one.)
+static const u32 FB_YIELDS = 4000, FB_LOOKS_OFTEN = 2000;  // so many rounds each, then for as long as it takes
+static const u32 FB_OFTEN_US = 100, FB_SELDOM_US = 500;
 FB_DEVICE void fb_idle(u32 round, bool) {
-  if (round < 4000) sched_yield();
-  else usleep(round < 6000 ? 100 : 500);
+  if (round < FB_YIELDS) sched_yield();
+  else usleep(round < FB_YIELDS + FB_LOOKS_OFTEN ? FB_OFTEN_US : FB_SELDOM_US);
 }
 // A test may give a block several lanes, each a thread: then it says what is in the other branch.
 #ifndef FB_LANES

@@ -26,6 +26,7 @@ const SAMPLES: (usize, usize) = (301, 100_000);
 /// seconds at the largest sizes: there is an end to that, too.)
 const LEAST: Duration = Duration::from_millis(40);
 const PER_SIZE: Duration = Duration::from_millis(300);
+/// Rounds for which `PER_SIZE` does not count, and what they may take.
 const FEWEST: usize = 15;
 const MOST: Duration = Duration::from_secs(4);
 /// A copy within the host's memory of up to this size takes less than a microsecond, and some clocks go by steps of 10 ns: so
