@@ -172,6 +172,15 @@ pub enum Error {
         /// The task that was called.
         task: String,
     },
+    /// A task's function would have waited for other tasks while all other threads that could run one do so.
+    #[error(
+        "{functions} functions of tasks would wait for other tasks at the same time, and no thread is left to run one: let fewer of \
+         them call or wait from inside each other, or use the forms that do not wait"
+    )]
+    AllWait {
+        /// All of them, with the one that was refused.
+        functions: usize,
+    },
     /// It belongs to the process that this one was forked from.
     #[error(
         "{what} was made by the process that this one was forked from, and works there only; make another one here \

@@ -300,3 +300,28 @@ fn a_function_that_takes_over_for_a_kernel_calls_another_kernel() {
         eprintln!("{refused} kernels were tried");
     });
 }
+
+/// More functions wait for each other than there may be threads: the last of them is told so, and nothing stands still.
+#[test]
+fn so_many_functions_call_each_other_that_none_is_left_to_work() {
+    /// With one worker: it and as many spares as there may be, of which one has to work.
+    const MOST: usize = 257;
+    within(120, || {
+        let rt = runtime(Mode::FirstAvailable, 1);
+        let mut chain: Vec<Accelerated> = Vec::new();
+        for i in 0..=MOST {
+            let inner = chain.last().cloned();
+            let one = || {
+                let inner = inner.clone();
+                task(&format!("t{i}"), move |x| inner.as_ref().map_or(Ok(x), |inner| Ok(call(inner, x)? + 1)))
+            };
+            chain.push(rt.accelerate(1, one).unwrap());
+        }
+        for round in 0..3 {
+            let e = call(&chain[MOST], 5).unwrap_err();
+            assert!(e.to_string().contains("257 functions of tasks would wait"), "{e}");
+            // Those that failed with it begin anew, and there is one fewer.
+            assert_eq!(call(&chain[MOST - 1], round).unwrap(), round + MOST as u64 - 1);
+        }
+    });
+}

@@ -15,4 +15,4 @@ pub(crate) use device::{check_range, compile, host_range};
 pub use fair::Turn;
 pub use helpers::Helpers;
 pub use pool::{IdleHook, Job, Pool, UNKNOWN_NS, Worker, about_to_block, on_worker, worker_index};
-pub use spare::{Blocked, blocks};
+pub use spare::{AllBlock, Blocked, blocks};

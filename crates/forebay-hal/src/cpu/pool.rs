@@ -69,6 +69,8 @@ pub(super) struct Shared {
     pub(super) loops: Loops,
     pub(super) sleep: Sleep,
     pub(super) spares: Spares,
+    /// Workers that could be started.
+    pub(super) crew: AtomicUsize,
     /// Workers that run a long job, or block in one.
     long: AtomicUsize,
     /// Workers that have had a job since they last slept.
@@ -96,8 +98,8 @@ pub struct Worker {
     /// 0-based number in the pool; helpers and spares come behind the workers.
     pub index: usize,
     /// Nobody steals from its queue. It does only what it is given, or works for one that blocks (`spare`).
-    helper: bool,
-    spare: bool,
+    pub(super) helper: bool,
+    pub(super) spare: bool,
     /// It is one of these.
     pub(super) helpers: Option<Arc<super::helpers::State>>,
     slot: Cell<Option<Job>>,
@@ -163,6 +165,7 @@ impl Pool {
             loops: Loops::default(),
             sleep: Sleep::new(workers, MAX_SPARES),
             spares: Spares::default(),
+            crew: AtomicUsize::new(0),
             long: AtomicUsize::new(0),
             at_work: AtomicUsize::new(0),
             has_all_cores: workers >= cores(),
@@ -190,6 +193,7 @@ impl Pool {
                 }
             }
         }
+        shared.crew.store(handles.len(), Ordering::Relaxed);
         Arc::new(Pool { shared, handles, home })
     }
 

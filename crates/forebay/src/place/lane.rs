@@ -3,7 +3,8 @@
 //! Rules:
 //! 1. Calls have numbers in the order in which they are sent, and come back in it. `state` is locked for moments only.
 //! 2. What comes back one thread takes in at a time (`receiving`), without the lock; others who wait for the lane wait for that
-//!    one. Whose patience ends in the middle of a call's outputs leaves those that it has for the next one (`part`).
+//!    one. Whose patience ends in the middle of a call's outputs, or who must not wait there, leaves those that it has for the next one
+//!    (`part`).
 //! 3. What nobody wants is let go of when it has come back. Saying so waits for nobody.
 //! 4. After a call that failed all that are under way are taken in, and the lane begins anew (`renewing`): the next call is another's.
 //!    Whoever else waits for this lane gets the failure, too. Nothing is sent meanwhile.
@@ -59,6 +60,14 @@ struct State {
     part: Vec<Datablock>,
     /// Results that nobody has fetched yet.
     kept: HashMap<u64, Result<Vec<Datablock>>>,
+}
+
+/// What was taken in of the next call to come back.
+enum Came {
+    /// All of its outputs, or what it failed with.
+    Whole(Result<Vec<Datablock>>),
+    /// Fewer: there was no time for more, or whoever waited must not.
+    Part(Vec<Datablock>, Result<()>),
 }
 
 /// A task without outputs, with one that says when an invocation is done.
@@ -127,32 +136,34 @@ impl Lane {
     }
 
     /// Waits until then at most while somebody else is at it.
-    fn rest<'a>(&'a self, state: MutexGuard<'a, State>, until: Option<Instant>) -> MutexGuard<'a, State> {
+    fn rest<'a>(&'a self, state: MutexGuard<'a, State>, until: Option<Instant>) -> Result<MutexGuard<'a, State>> {
         drop(state);
-        let _blocks = (self.run.blocks())();
+        let _blocks = (self.run.blocks())()?;
         let state = self.lock();
         if !state.receiving && !state.renewing {
-            return state;
+            return Ok(state);
         }
-        match until.map(|u| u.saturating_duration_since(Instant::now())) {
+        Ok(match until.map(|u| u.saturating_duration_since(Instant::now())) {
             None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
             Some(left) => self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
-        }
+        })
     }
 
     /// The outputs of the next call to come back, of which there is a `part`; as far as they came until then.
-    fn pull(&self, mut part: Vec<Datablock>, until: Option<Instant>) -> Result<Result<Vec<Datablock>>, Vec<Datablock>> {
+    fn pull(&self, mut part: Vec<Datablock>, until: Option<Instant>) -> Came {
         for drain in &self.drains[part.len().min(self.drains.len())..] {
             match self.run.pull_until(*drain, until) {
                 Some(Ok(block)) => part.push(block),
-                Some(Err(e)) => return Ok(Err(e)),
-                None => return Err(part),
+                // It is who waits that must not; the call goes on.
+                Some(Err(e @ Error::AllWait { .. })) => return Came::Part(part, Err(e)),
+                Some(Err(e)) => return Came::Whole(Err(e)),
+                None => return Came::Part(part, Ok(())),
             }
         }
         if self.silent {
             part.clear();
         }
-        Ok(Ok(part))
+        Came::Whole(Ok(part))
     }
 
     /// Takes in results until `n` calls have come back; waits for them (rule 2).
@@ -170,7 +181,7 @@ impl Lane {
         let mut until = more()?;
         while state.received < n {
             if state.receiving || state.renewing {
-                state = self.rest(state, until);
+                state = self.rest(state, until)?;
             } else {
                 state.receiving = true;
                 let part = std::mem::take(&mut state.part);
@@ -178,16 +189,19 @@ impl Lane {
                 let came = self.pull(part, until);
                 state = self.lock();
                 state.receiving = false;
+                self.changed.notify_all();
                 match came {
-                    Ok(results) => {
+                    Came::Whole(results) => {
                         let number = state.received;
                         state.kept.insert(number, results);
                         state.received += 1;
                         self.forget(&mut state);
                     }
-                    Err(part) => state.part = part,
+                    Came::Part(part, goes_on) => {
+                        state.part = part;
+                        goes_on?;
+                    }
                 }
-                self.changed.notify_all();
             }
             if state.received < n && until.is_some_and(|u| Instant::now() >= u) {
                 until = more()?;
@@ -234,7 +248,7 @@ impl Lane {
             if state.renewing {
                 let _waits = self.waits()?;
                 let time = patience().ok_or_else(|| self.given_up(begun))?;
-                state = self.rest(state, Instant::now().checked_add(time));
+                state = self.rest(state, Instant::now().checked_add(time))?;
                 continue;
             }
             let failed = self.run.state() == GraphState::Failed;

@@ -204,7 +204,7 @@ impl Accelerated {
     /// # Errors
     /// [`Error::Block`] for inputs that are not the ports'; what the task fails with, once no implementation is left. Calls that
     /// are under way on the same lane fail with it; the next one is tried as if nothing had been. [`Error::Circle`] from a
-    /// function for whose end every lane waits.
+    /// function for whose end every lane waits, [`Error::AllWait`] from one that would leave no thread at work.
     pub fn call(&self, inputs: &[Datablock]) -> Result<Vec<Datablock>> {
         self.spawn(inputs)?.wait()
     }

@@ -138,17 +138,17 @@ impl HostEnd {
 
     /// Rule 2 for threads: runs `attempt` under the lock until it gives a value or `until` has passed. `cores` says how they are
     /// used at the moment. `hint` says, without the lock, whether an attempt is worth its while. While it
-    /// sleeps it keeps what `blocks` gives.
-    pub(crate) fn wait<T, B>(
+    /// sleeps it keeps what `blocks` gives; with what that fails with this does, too.
+    pub(crate) fn wait<T, B, E>(
         &self,
         until: Option<Instant>,
         cores: impl Fn() -> Cores,
-        blocks: impl FnOnce() -> B,
+        blocks: impl FnOnce() -> Result<B, E>,
         hint: impl Fn() -> bool,
         mut attempt: impl FnMut(&mut HostState) -> Option<T>,
-    ) -> Option<T> {
+    ) -> Result<Option<T>, E> {
         if let Some(v) = attempt(&mut self.lock()) {
-            return Some(v);
+            return Ok(Some(v));
         }
         let begun = Instant::now();
         let before = cores();
@@ -164,7 +164,7 @@ impl HostEnd {
                     if looks {
                         glances.found();
                     }
-                    return Some(v);
+                    return Ok(Some(v));
                 }
                 std::hint::spin_loop();
             }
@@ -177,19 +177,19 @@ impl HostEnd {
         if looks {
             glances.in_vain();
         }
-        let _blocks = blocks();
+        let _blocks = blocks()?;
         let mut s = self.lock();
         loop {
             self.waiting.swap(1, Ordering::AcqRel);
             if let Some(v) = attempt(&mut s) {
-                return Some(v);
+                return Ok(Some(v));
             }
             s = match until {
                 None => self.changed.wait(s).unwrap_or_else(PoisonError::into_inner),
                 Some(u) => {
                     let left = u.saturating_duration_since(Instant::now());
                     if left.is_zero() {
-                        return None;
+                        return Ok(None);
                     }
                     self.changed.wait_timeout(s, left).unwrap_or_else(PoisonError::into_inner).0
                 }
@@ -240,9 +240,10 @@ mod tests {
         let end = HostEnd::new();
         let next = |cores: Cores| end.glances[cores as usize].next.load(Ordering::Relaxed);
         let soon = || Some(Instant::now() + Duration::from_millis(2));
+        let blocks = || Ok::<_, ()>(());
         let all = [Cores::Idle, Cores::Some, Cores::Full];
         for (n, cores) in (1..).zip(all) {
-            assert_eq!(end.wait(soon(), || cores, || (), || false, |_| None::<()>), None);
+            assert_eq!(end.wait(soon(), || cores, blocks, || false, |_| None::<()>), Ok(None));
             assert_eq!(all.map(next).iter().sum::<u32>(), n, "{cores:?}");
             assert_eq!(next(cores), 1);
         }
@@ -253,10 +254,10 @@ mod tests {
             (tries == 2).then_some(())
         };
         let some = || Cores::Some;
-        assert_eq!(end.wait(None, some, || (), || false, |_| Some(())), Some(()));
-        assert_eq!(end.wait(soon(), some, || (), || false, |_| None::<()>), None);
+        assert_eq!(end.wait(None, some, blocks, || false, |_| Some(())), Ok(Some(())));
+        assert_eq!(end.wait(soon(), some, blocks, || false, |_| None::<()>), Ok(None));
         assert_eq!(next(Cores::Some), 1);
-        assert_eq!(end.wait(None, some, || (), || true, &mut second), Some(()));
+        assert_eq!(end.wait(None, some, blocks, || true, &mut second), Ok(Some(())));
         assert_eq!(next(Cores::Some), 0);
     }
 }

@@ -212,7 +212,7 @@ impl Running {
     /// As [`Running::stop`].
     pub(crate) fn begin_anew(&self) -> Result<()> {
         self.is_here()?;
-        let _blocks = self.core.runtime.waits_here();
+        let _blocks = self.core.runtime.waits_here()?;
         let emptied = self.core.halt(Some(&mut || Some(Duration::MAX)), |core| {
             let _alone = core.life.emptying.lock().unwrap_or_else(PoisonError::into_inner);
             for c in &core.channels {

@@ -4,6 +4,7 @@
 use super::dispatch::{self, Lent};
 use super::gate::Waits;
 use super::runtime::RuntimeInner;
+use crate::error::{Error, Result};
 
 /// The thread is a worker, and waits as long as it keeps this.
 #[must_use = "the worker waits as long as this is kept"]
@@ -15,9 +16,14 @@ pub(crate) struct Nested {
 
 impl RuntimeInner {
     /// Called before a thread sleeps for tasks of this runtime; none if it is no worker.
-    pub(crate) fn waits_here(&self) -> Option<Nested> {
-        let place = forebay_hal::cpu::blocks()?;
-        let waits = self.gate.as_ref().map(|gate| gate.waits());
-        Some(Nested { _slot: dispatch::lend_slot(), _waits: waits, _place: place })
+    ///
+    /// # Errors
+    /// [`Error::AllWait`].
+    pub(crate) fn waits_here(&self) -> Result<Option<Nested>> {
+        let place = forebay_hal::cpu::blocks().map_err(|all| Error::AllWait { functions: all.0 })?;
+        Ok(place.map(|place| {
+            let waits = self.gate.as_ref().map(|gate| gate.waits());
+            Nested { _slot: dispatch::lend_slot(), _waits: waits, _place: place }
+        }))
     }
 }

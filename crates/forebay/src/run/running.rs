@@ -116,7 +116,7 @@ impl Running {
     }
 
     /// See [`super::nested`].
-    pub(crate) fn blocks(&self) -> impl FnOnce() -> Option<Nested> {
+    pub(crate) fn blocks(&self) -> impl FnOnce() -> Result<Option<Nested>> {
         || self.core.runtime.waits_here()
     }
 
@@ -249,8 +249,10 @@ impl Running {
             let room = || c.ring.len() < c.declared;
             let attempt = |closed| (closed || self.core.stopping() || room()).then_some(());
             // A push that had less time than that has shown nothing; it may still use the room below.
-            if host.wait(grace, self.cores(), self.blocks(), room, |s| attempt(s.closed)).is_none() && grace == whole {
-                c.ahead.store(true, Ordering::Relaxed);
+            match host.wait(grace, self.cores(), self.blocks(), room, |s| attempt(s.closed)) {
+                Ok(None) if grace == whole => c.ahead.store(true, Ordering::Relaxed),
+                Ok(_) => {}
+                Err(e) => return Some(Err(e)),
             }
         }
         let mut woken = None;
@@ -262,7 +264,7 @@ impl Running {
             |s| self.attempt_push(c, s.closed, block, &mut woken),
         );
         self.stand_in_line(woken, patient);
-        done
+        done.unwrap_or_else(|e| Some(Err(e)))
     }
 
     fn no_room(&self, feed: Feed, begun: Instant) -> Error {
@@ -273,7 +275,7 @@ impl Running {
     /// are issued by this thread.
     ///
     /// # Errors
-    /// A block that does not fit, a graph that is not running, or the error that ended it.
+    /// A block that does not fit, a graph that is not running, or the error that ended it; [`Error::AllWait`] in a task's function.
     pub fn push(&self, feed: Feed, block: Datablock) -> Result<()> {
         let pushed = self.push_until(feed, &mut Some(block), None, true);
         pushed.unwrap_or_else(|| Err(self.no_room(feed, Instant::now())))
@@ -364,6 +366,7 @@ impl Running {
             Err(e) => return Some(Err(e)),
         };
         host.wait(until, self.cores(), self.blocks(), || !c.ring.is_empty(), |s| self.attempt_pull(c, s.closed))
+            .unwrap_or_else(|e| Some(Err(e)))
     }
 
     fn nothing(&self, drain: Drain, begun: Instant) -> Error {
@@ -373,7 +376,7 @@ impl Running {
     /// Pulls a datablock; waits while the channel is empty.
     ///
     /// # Errors
-    /// A graph that is not running (once the channel is empty), or the error that ended it.
+    /// A graph that is not running (once the channel is empty), or the error that ended it; [`Error::AllWait`] in a task's function.
     pub fn pull(&self, drain: Drain) -> Result<Datablock> {
         self.pull_until(drain, None).unwrap_or_else(|| Err(self.nothing(drain, Instant::now())))
     }
