@@ -316,7 +316,7 @@ fn curves(device: &dyn Device) -> Curves {
         served.map(move |(direction, host)| Measured { way, direction, host, curve: curve(start, kib) })
     });
     let together = vec![Together { bytes: 256 << 10, permille: 700 }];
-    Curves { all: all.collect(), together: [together.clone(), together], further: [100; 2] }
+    Curves { all: all.collect(), together: [together.clone(), together], further: [100; 2], ..Curves::default() }
 }
 
 /// All steps, and what there is in the end.

@@ -155,6 +155,11 @@ impl Way {
         device.info().host_memory || device.plain_copy().is_some_and(|m| self == Way::Direct(m))
     }
 
+    /// The one of a device by which all of the host's cores copy: where those are what its kernels run on.
+    pub fn by_all_cores(device: &dyn Device) -> Option<Way> {
+        (device.info().is_cpu && device.methods().contains(&Method::Kernel)).then_some(Way::Direct(Method::Kernel))
+    }
+
     /// Those that a device has.
     pub fn of(device: &dyn Device) -> impl Iterator<Item = Way> + '_ {
         Way::ALL.into_iter().filter(|w| match w {
@@ -204,6 +209,8 @@ pub struct Curves {
     pub together: [Vec<Together>; 2],
     /// What each further copy of a batch adds, ns, by direction.
     pub further: [u64; 2],
+    /// The way that takes all of the host's cores ([`Way::by_all_cores`]).
+    pub all_cores: Option<Way>,
 }
 
 impl Curves {

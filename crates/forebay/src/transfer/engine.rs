@@ -134,6 +134,7 @@ impl Engine {
     }
 
     fn with(device: Arc<dyn Device>, curves: Curves, cache: Cache) -> Arc<Self> {
+        let curves = Curves { all_cores: Way::by_all_cores(&*device), ..curves };
         // The aperture: two writers interleave in the write-combining buffers, and both become slower.
         let mapping = (device.info().kind == Kind::Cuda).then(Mutex::default);
         let (known, changing) = (ArcSwap::new(Known::new(curves, 0)), Mutex::default());
@@ -149,7 +150,7 @@ impl Engine {
     pub fn calibrate(self: &Arc<Self>, budget: Duration) -> Result<()> {
         let curves = calibrate::measure(self, budget)?;
         store::save(&self.cache, &*self.device, &curves);
-        self.replace(|_| curves);
+        self.replace(|now| Curves { all_cores: now.all_cores, ..curves });
         Ok(())
     }
 

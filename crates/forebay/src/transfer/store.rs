@@ -133,6 +133,7 @@ mod tests {
             all: all(&Way::ALL),
             together: [vec![Together { bytes: 1 << 20, permille: 1100 }], Vec::new()],
             further: [7, 8],
+            ..Curves::default()
         };
         save(&cache, cpu, &curves);
         assert_eq!(load(&cache, cpu).as_ref(), Some(&curves));
