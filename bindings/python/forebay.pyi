@@ -13,6 +13,8 @@ __all__ = [
     "Closed",
     "Engine",
     "Graph",
+    "Grid",
+    "InFlight",
     "Memory",
     "Pending",
     "Pinned",
@@ -21,6 +23,7 @@ __all__ = [
     "Running",
     "Stream",
     "Task",
+    "Ticket",
     "__version__",
     "load",
 ]
@@ -93,6 +96,7 @@ class Task:
         args: Sequence[str] | None = None,
         kind: Literal["opencl", "cuda"] | str | None = None,
     ) -> None: ...
+    def resident(self, grid: Grid, function: str) -> None: ...
     def priority(self, priority: int) -> None: ...
     def geometry(self, x: int, y: int = 1, z: int = 1) -> None: ...
 
@@ -178,6 +182,56 @@ class Pursuit:
     ) -> None: ...
 
 @final
+class Grid:
+    """Blocks that stay on a device and take tasks without a launch for each."""
+
+    def __new__(
+        cls,
+        source: str,
+        functions: Sequence[str],
+        device: str | None = None,
+        *,
+        blocks: int | None = None,
+        threads: int | None = None,
+        ring: int | None = None,
+        heap: int | None = None,
+    ) -> Self: ...
+    def __len__(self) -> int: ...
+    def function(self, name: str) -> int: ...
+    def submit(
+        self,
+        function: str | int,
+        args: Buffer | None = None,
+        *,
+        first: int = 0,
+        count: int = 1,
+        fuel: int = 0,
+        urgent: bool = False,
+        timeout: float | None = None,
+    ) -> Ticket: ...
+    def submit_all(
+        self,
+        calls: Sequence[tuple[str | int, Buffer | None]],
+        *,
+        urgent: bool = False,
+        timeout: float | None = None,
+    ) -> list[Ticket]: ...
+    def heap(self) -> dict[str, int] | None: ...
+    def drain(self, timeout: float | None = None) -> None: ...
+    def stop(self, timeout: float | None = None) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, where: TracebackType | None, /
+    ) -> None: ...
+
+@final
+class Ticket:
+    """A task that was submitted, or several that were submitted together."""
+
+    def wait(self, timeout: float | None = None) -> bytes: ...
+    def done(self) -> bool: ...
+
+@final
 class Engine:
     """Knows how data gets to one device fastest."""
 
@@ -216,6 +270,9 @@ class Stream:
     def read(self, memory: Memory, into: Buffer, offset: int = 0) -> None: ...
     def write_batch(self, memory: Memory, data: Buffer, ranges: Sequence[tuple[int, int, int]]) -> None: ...
     def read_batch(self, memory: Memory, into: Buffer, ranges: Sequence[tuple[int, int, int]]) -> None: ...
+    def start_write(self, memory: Memory, data: Pinned, offset: int = 0) -> InFlight: ...
+    def start_read(self, memory: Memory, into: Pinned, offset: int = 0) -> InFlight: ...
+    def post(self, memory: Memory, data: Buffer, offset: int = 0) -> None: ...
     def copy(self, from_: Memory, from_at: int, to: Memory, to_at: int, bytes: int) -> None: ...
     def relay(self, from_: Memory, from_at: int, other: Stream, to: Memory, to_at: int, bytes: int) -> None: ...
     def set_deadline(self, seconds: float | None) -> None: ...
@@ -226,3 +283,9 @@ class Stream:
     def __exit__(
         self, kind: type[BaseException] | None, raised: BaseException | None, where: TracebackType | None, /
     ) -> None: ...
+
+@final
+class InFlight:
+    """A transfer that was begun and is waited for later."""
+
+    def wait(self) -> None: ...

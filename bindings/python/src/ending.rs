@@ -4,7 +4,8 @@
 //! 1. Graphs and tasks that are called like functions are noted when they are made ([`note`]). Trackers of goals are not: nobody
 //!    waits for what they say.
 //! 2. When the interpreter is about to end (`atexit`), all of it is stopped: no function begins any more, and those that run
-//!    are waited for, as whoever closes a graph does; Ctrl-C ends the waiting.
+//!    are waited for, as whoever closes a graph does; Ctrl-C ends the waiting. Resident grids end
+//!    after that.
 //! 3. A thread that is in a function then still stays where it is ([`call`]) until the process ends. Before Python 3.14 the
 //!    interpreter would end the thread in the middle of it, and with it, since there are frames of ours, the process by a signal.
 //! 4. Nobody waits for such a thread: what is freed from then on is left alone if anything of it still runs.
@@ -71,6 +72,8 @@ pub fn at_the_end(py: Python<'_>) -> PyResult<()> {
         all.iter().for_each(|one| _ = one.stop_while(&mut || wait.next()));
         // Others that have a part in them let go of them; if nobody has, rule 4.
         all.into_iter().for_each(give_back);
+        // Nothing of the program is in their tasks, so they need no more than a moment.
+        crate::grid::end_all();
     });
     wait.outcome(Ok(()))
 }

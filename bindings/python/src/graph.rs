@@ -11,6 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use crate::block::{Block, copy_out};
+use crate::grid::Grid;
 use crate::{ending, raise, word};
 
 /// A unit of work with named ports, and functions and kernels that do it.
@@ -192,6 +193,13 @@ impl Task {
         let kind = kind.map(word::<Kind>).transpose()?;
         let args = args.map(|all| all.iter().map(|a| word::<Arg>(a)).collect::<PyResult<Vec<_>>>()).transpose()?;
         self.get()?.add_kernel(kind, source, entry, args).map_err(raise)
+    }
+
+    /// Lets a function of a resident grid do the work: it is called for the items of the iteration space, a range at a time, and
+    /// finds what is at port `i`, in the order of their declaration, inputs first, by `fb_span(t, i)`. The grid ends after the graph.
+    fn resident(&mut self, grid: &Grid, function: &str) -> PyResult<()> {
+        let grid = grid.of_a_task(function)?;
+        self.change(|k| k.resident(&grid, function))
     }
 
     /// Sets the static priority: more comes first.

@@ -15,6 +15,7 @@ mod block;
 mod ending;
 mod goal;
 mod graph;
+mod grid;
 mod patience;
 mod run;
 mod stats;
@@ -56,10 +57,13 @@ fn forebay_module(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<run::Accelerated>()?;
     m.add_class::<run::Pending>()?;
     m.add_class::<goal::Pursuit>()?;
+    m.add_class::<grid::Grid>()?;
+    m.add_class::<grid::Ticket>()?;
     m.add_class::<transfer::Engine>()?;
     m.add_class::<transfer::Memory>()?;
     m.add_class::<transfer::Pinned>()?;
     m.add_class::<transfer::Stream>()?;
+    m.add_class::<transfer::InFlight>()?;
     m.add_function(wrap_pyfunction!(graph::load, m)?)?;
     // What the interpreter calls, before anything of it is gone.
     m.py().import("atexit")?.call_method1("register", (wrap_pyfunction!(ending::at_the_end, m)?,))?;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use forebay::hal::Buffer;
 use forebay::hal::fork::Own;
-use forebay::transfer::{self, Bound, Budget, Direction, Host, Range, Scheduling};
+use forebay::transfer::{self, Bound, Budget, Direction, Host, Kept, Range, Scheduling};
 use forebay::{Error, Kind, Wanted};
 use pyo3::exceptions::{PyAttributeError, PyBufferError, PyValueError};
 use pyo3::ffi;
@@ -150,7 +150,10 @@ fn place(at: usize, bytes: usize, engine: usize) -> Host {
 /// Host memory from which a device copies fastest.
 #[pyclass(frozen, module = "forebay")]
 pub struct Pinned {
-    inner: Mutex<transfer::Pinned>,
+    /// None while a transfer has it.
+    inner: Mutex<Option<transfer::Pinned>>,
+    /// Whoever looks at its bytes does meanwhile, too, whatever comes of the transfer.
+    _kept: Kept,
     address: usize,
     bytes: usize,
     /// As long as it is there no other one has its number.
@@ -163,7 +166,12 @@ impl Pinned {
         if bytes > 0 {
             ranges().insert(address, (address + bytes, engine.number()));
         }
-        Pinned { inner: Mutex::new(inner), address, bytes, _engine: engine.inner.clone() }
+        let kept = inner.keep();
+        Pinned { inner: Mutex::new(Some(inner)), _kept: kept, address, bytes, _engine: engine.inner.clone() }
+    }
+
+    fn place(&self) -> MutexGuard<'_, Option<transfer::Pinned>> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -182,8 +190,8 @@ impl Pinned {
     }
 
     /// Touches every page and asks the system to keep it in memory, for as long as this lives; whether it does.
-    fn lock(&self) -> bool {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner).lock()
+    fn lock(&self) -> PyResult<bool> {
+        self.place().as_mut().map(transfer::Pinned::lock).ok_or_else(under_way)
     }
 
     fn __repr__(&self) -> String {
@@ -214,6 +222,30 @@ impl Pinned {
 pub struct Stream {
     inner: Mutex<Option<Bound>>,
     engine: usize,
+}
+
+/// Transfers that were begun and are waited for later.
+#[pyclass(frozen, module = "forebay")]
+pub struct InFlight {
+    inner: Mutex<Option<transfer::InFlight>>,
+    stream: Py<Stream>,
+    memory: Py<Pinned>,
+}
+
+#[pymethods]
+impl InFlight {
+    /// Waits for it; its host memory can be sent again then.
+    fn wait(&self, py: Python<'_>) -> PyResult<()> {
+        let started = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let started = started.ok_or_else(|| PyValueError::new_err("this transfer was waited for before"))?;
+        let back = self.stream.get().with(py, |s| s.stream()?.finish(started))?;
+        *self.memory.get().place() = Some(back);
+        Ok(())
+    }
+}
+
+fn under_way() -> PyErr {
+    PyValueError::new_err("a transfer of this memory is under way, or was never waited for")
 }
 
 fn closed() -> PyErr {
@@ -254,6 +286,32 @@ impl Stream {
 }
 
 impl Stream {
+    fn start(
+        slf: &pyo3::Bound<'_, Self>,
+        direction: Direction,
+        memory: &Memory,
+        pinned: &pyo3::Bound<'_, Pinned>,
+        offset: usize,
+    ) -> PyResult<InFlight> {
+        let (all, bytes) = (memory.inner.len(), pinned.get().bytes);
+        if offset.checked_add(bytes).is_none_or(|end| end > all) {
+            return Err(PyValueError::new_err(format!("{bytes} bytes at {offset} of a buffer of {all} B")));
+        }
+        // In this order: whoever waits for another transfer has the stream, and then wants the place of its memory.
+        let this = pinned.get();
+        let started = slf.get().with(slf.py(), |s| {
+            let s = s.stream()?;
+            let Some(taken) = this.place().take() else { return Ok(None) };
+            let started = match direction {
+                Direction::ToDevice => s.start_write(&memory.inner, offset, taken),
+                Direction::ToHost => s.start_read(&memory.inner, offset, taken),
+            };
+            started.map(Some)
+        })?;
+        let inner = Mutex::new(Some(started.ok_or_else(under_way)?));
+        Ok(InFlight { inner, stream: slf.clone().unbind(), memory: pinned.clone().unbind() })
+    }
+
     fn batch(
         &self,
         py: Python<'_>,
@@ -305,6 +363,46 @@ impl Stream {
     fn read_batch(&self, memory: &Memory, into: &pyo3::Bound<'_, PyAny>, ranges: Vec<(u64, u64, u64)>) -> PyResult<()> {
         let view = View::of(into, ffi::PyBUF_WRITABLE)?;
         self.batch(into.py(), Direction::ToHost, memory, &view, &ranges)
+    }
+
+    /// Begins to send all of page-locked memory of this device, which is not to be written until the transfer was waited for.
+    /// Later transfers of the stream come behind it.
+    #[pyo3(signature = (memory, data, offset = 0))]
+    fn start_write(
+        slf: &pyo3::Bound<'_, Self>,
+        memory: &Memory,
+        data: &pyo3::Bound<'_, Pinned>,
+        offset: usize,
+    ) -> PyResult<InFlight> {
+        Self::start(slf, Direction::ToDevice, memory, data, offset)
+    }
+
+    /// Begins to fill page-locked memory, which is not to be used until the transfer was waited for.
+    #[pyo3(signature = (memory, into, offset = 0))]
+    fn start_read(
+        slf: &pyo3::Bound<'_, Self>,
+        memory: &Memory,
+        into: &pyo3::Bound<'_, Pinned>,
+        offset: usize,
+    ) -> PyResult<InFlight> {
+        Self::start(slf, Direction::ToHost, memory, into, offset)
+    }
+
+    /// Sends bytes without proof of arrival, where the processor stores them itself: they arrive soon, and before whatever this
+    /// stream posts to that memory afterwards. A doorbell for a kernel of your own, that is. Nothing that was started may use that
+    /// part of the memory any more.
+    #[pyo3(signature = (memory, data, offset = 0))]
+    fn post(&self, memory: &Memory, data: &pyo3::Bound<'_, PyAny>, offset: usize) -> PyResult<()> {
+        let view = View::of(data, ffi::PyBUF_SIMPLE)?;
+        let (at, n) = view.bytes();
+        self.with(data.py(), |s| {
+            let bytes = match n {
+                0 => &[],
+                // SAFETY: the bytes are there until the view is released; who changes them is Python's matter, as in `transfer`.
+                n => unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(at), n) },
+            };
+            s.stream()?.post(&memory.inner, offset, bytes)
+        })
     }
 
     /// Copies within the device.

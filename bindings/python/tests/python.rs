@@ -49,14 +49,14 @@ fn what_the_modules_own_tests_say() {
     let said = text(&o);
     println!("{said}");
     assert!(o.status.success() && said.contains("OK"), "{said}");
-    for what in ["blocks", "graphs", "calls", "ends", "transfer"] {
+    for what in ["blocks", "graphs", "calls", "ends", "grid", "transfer"] {
         assert!(said.contains(&format!("(test_{what}.")), "{what} are not among them: {said}");
     }
     std::fs::remove_dir_all(dir).unwrap();
 }
 
 #[test]
-fn the_example_runs_on_every_device_that_there_is() {
+fn the_examples_run_on_every_device_that_there_is() {
     let Some(dir) = module("example") else { return };
     let example = format!("{HERE}/../../examples/python/hello.py");
     for device in [&[][..], &["cpu"], &["opencl"]] {
@@ -66,6 +66,11 @@ fn the_example_runs_on_every_device_that_there_is() {
             continue;
         }
         assert_eq!(text(&o), "[1.0, 4.0, 9.0, 16.0, 25.0, 36.0, 49.0, 64.0]\n", "{device:?}");
+    }
+    let said = text(&python(&dir, &[&format!("{HERE}/../../examples/python/grid.py"), "cpu"]));
+    match said.contains("no C++ compiler") {
+        true => eprintln!("skipped: {said}"),
+        false => assert_eq!(said, "square: 144\ntree: 4096\na thousand trees: 8000\n"),
     }
     std::fs::remove_dir_all(dir).unwrap();
 }
@@ -90,7 +95,10 @@ fn what_type_checkers_are_told_is_what_is_there() {
     };
     let unused = ["--ignore-unused-allowlist", "--ignore-disjoint-bases"];
     mypy(&[&["-m", "mypy.stubtest", "forebay", "--allowlist", &allowed], &unused[..]].concat());
-    mypy(&["-m", "mypy", "--strict", "--allow-untyped-defs", &format!("{HERE}/../../examples/python/hello.py")]);
+    for example in ["hello", "grid"] {
+        let example = format!("{HERE}/../../examples/python/{example}.py");
+        mypy(&["-m", "mypy", "--strict", "--allow-untyped-defs", &example]);
+    }
     std::fs::remove_dir_all(dir).unwrap();
 }
 
@@ -113,6 +121,25 @@ print(bytes(back), m.address > 0)
     let (Some(dir), Some(driver)) = (module("cuda"), stand_in::build()) else { return };
     let o = stand_in::output_under(driver, command(&dir, &["-c", PROGRAM]));
     assert_eq!(text(&o), "b'abc' True\n");
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+/// On the stand-in.
+#[test]
+fn grids_and_transfers_that_are_waited_for_later_work_on_a_cuda_device() {
+    let (Some(dir), Some(driver)) = (module("grid"), stand_in::build()) else { return };
+    let mut c = command(&dir, &["-m", "unittest", "-v", &format!("{HERE}/tests/test_grid.py")]);
+    c.env("FOREBAY_TEST_GRID", "cuda");
+    let o = stand_in::output_under(driver, c);
+    let said = text(&o);
+    // But for the one of forks.
+    assert!(o.status.success() && said.contains("OK (skipped=1)"), "{said}");
+    let later = "test_transfer.Transfers.test_what_is_begun_is_waited_for_later";
+    let mut c = command(&dir, &["-m", "unittest", "-v", later]);
+    c.current_dir(format!("{HERE}/tests"));
+    let o = stand_in::output_under(driver, c);
+    let said = text(&o);
+    assert!(o.status.success() && said.contains("OK") && !said.contains("skipped: cuda"), "{said}");
     std::fs::remove_dir_all(dir).unwrap();
 }
 

@@ -70,6 +70,60 @@ class Transfers(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "closed"):
             a.relay(memory, 0, far.stream(), other, 0, 1)
 
+    def test_what_is_begun_is_waited_for_later(self):
+        for device in ("cpu", "opencl", "cuda"):
+            try:
+                engine = forebay.Engine(device)
+            except RuntimeError as e:
+                print("skipped:", e)
+                continue
+            n = 1 << 20
+            memory, out, back = engine.memory(2 * n), engine.pinned(n), engine.pinned(n)
+            sent = memoryview(out)
+            with engine.stream() as s:
+                for i in range(5):
+                    sent[:] = bytes([i, i + 7]) * (n // 2)
+                    # In their order, both on their way at once.
+                    a, b = s.start_write(memory, out, offset=n), s.start_read(memory, back, offset=n)
+                    for busy in (lambda: s.start_write(memory, out), lambda: s.start_read(memory, back), out.lock):
+                        with self.assertRaisesRegex(ValueError, "under way"):
+                            busy()
+                    b.wait()
+                    a.wait()
+                    with self.assertRaisesRegex(ValueError, "before"):
+                        a.wait()
+                    self.assertEqual(bytes(memoryview(back)), bytes([i, i + 7]) * (n // 2))
+                for offset in (n + 1, 1 << 40, (1 << 64) - 1):
+                    with self.assertRaisesRegex(ValueError, "buffer of"):
+                        s.start_write(memory, out, offset=offset)
+                # A mistake has not taken it.
+                s.start_write(memory, out).wait()
+                # Nobody waits for this one; who looks at its memory does all the same.
+                s.start_read(memory, back)
+            self.assertEqual(bytes(memoryview(back)[:2]), bytes([4, 11]))
+            view = memoryview(back)
+            s = engine.stream()
+            late = s.start_write(memory, out)
+            del back, out
+            s.close()
+            with self.assertRaisesRegex(ValueError, "closed"):
+                late.wait()
+            with self.assertRaisesRegex(ValueError, "closed"):
+                s.start_write(memory, engine.pinned(1))
+            del late, s, engine, memory
+            self.assertEqual((bytes(view[:2]), bytes(sent[:2])), (bytes([4, 11]),) * 2)
+
+    def test_what_is_posted_arrives(self):
+        memory, s = self.engine.memory(16), self.engine.stream()
+        for i in range(10):
+            s.post(memory, bytes([i] * 4), offset=4)
+            back = bytearray(4)
+            s.read(memory, back, offset=4)
+            self.assertEqual(back, bytes([i] * 4))
+        s.post(memory, b"")
+        with self.assertRaisesRegex(ValueError, "buffer of 16 B"):
+            s.post(memory, bytes(4), offset=13)
+
     def test_several_parts_at_once_and_copies_within_the_device(self):
         memory, s = self.engine.memory(1000), self.engine.stream()
         s.write(memory, bytes(1000))

@@ -373,7 +373,7 @@ impl Grid {
     }
 
     /// Puts a call into its ring.
-    fn enter(&self, call: &Call) -> Result<Ticket> {
+    pub(super) fn enter(&self, call: &Call) -> Result<Ticket> {
         let s = &self.shared;
         if let (false, Some(lost)) = (s.home.is_here(), s.lost()) {
             // Its rings may be the device's, and the other process's as well.
@@ -441,7 +441,7 @@ impl Grid {
     /// # Errors
     /// As [`Grid::wait`].
     pub fn wait_for(&self, ticket: Ticket, time: Duration) -> Result<Completion, (Error, Option<Ticket>)> {
-        ticket.wait_until(Some(time))
+        ticket.wait_for(time)
     }
 
     /// What is taken of the heap, and what is left; none when the grid has no heap ([`super::Builder::heap`]), is lost, or leaves
@@ -591,6 +591,14 @@ impl Ticket {
     pub fn is_done(&self) -> bool {
         let p = self.grid.producer(self.ring);
         p.kept.contains_key(&self.number) || self.grid.fetch(self.ring, self.root(), self.number).is_some()
+    }
+
+    /// As [`Grid::wait_for`], for whoever does not have the grid.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn wait_for(self, time: Duration) -> Result<Completion, (Error, Option<Ticket>)> {
+        self.wait_until(Some(time))
     }
 
     fn take(&mut self) -> Option<(u32, [u8; RESULT])> {

@@ -45,11 +45,13 @@ struct Written<'a> {
     grid: &'a Grid,
     piece: usize,
     given: Piece,
+    /// The thread had one already, and is asked for what goes there.
+    inside: bool,
 }
 
 impl Drop for Written<'_> {
     fn drop(&mut self) {
-        WRITES.set(false);
+        WRITES.set(self.inside);
         self.grid.together().pieces[self.piece] = self.given;
     }
 }
@@ -75,9 +77,24 @@ impl Grid {
             return Ok(tickets);
         }
         while let Some(first) = calls.next() {
-            tickets.push(self.submit_some(first, calls.by_ref().take(TOGETHER - 1), &mut image)?);
+            tickets.push(self.submit_some(first, calls.by_ref().take(TOGETHER - 1), &mut image, true)?);
         }
         Ok(tickets)
+    }
+
+    /// Submits 1 to [`TOGETHER`] tasks together, as [`Grid::submit_all`] does, if there is room.
+    ///
+    /// # Errors
+    /// As there; [`Error::Full`]; [`Error::Setting`] for another number of them. None is submitted then.
+    pub fn try_submit_together(&self, calls: &[Call]) -> Result<Ticket> {
+        let (n, mut all) = (calls.len(), calls.iter().copied());
+        match all.next() {
+            Some(first) if n <= TOGETHER => self.submit_some(first, all, &mut Vec::new(), false),
+            _ => {
+                let what = "the number of tasks that are submitted together";
+                Err(Error::Setting { what, is: n as u64, allowed: "1 to 1024" })
+            }
+        }
     }
 
     fn together(&self) -> MutexGuard<'_, Together> {
@@ -97,12 +114,18 @@ impl Grid {
         }
         t.next = (piece + 1) % PIECES;
         t.pieces[piece] = Piece::Writer;
-        WRITES.set(true);
-        Some(Written { grid: self, piece, given: Piece::Nobody })
+        let inside = WRITES.replace(true);
+        Some(Written { grid: self, piece, given: Piece::Nobody, inside })
     }
 
-    /// `first` and what comes of `others`, [`TOGETHER`] at most. `image` is room for them.
-    fn submit_some(&self, first: Call, others: impl Iterator<Item = Call>, image: &mut Vec<Task>) -> Result<Ticket> {
+    /// `first` and what comes of `others`, [`TOGETHER`] at most; `waits` for room, or not. `image` is room for them.
+    fn submit_some(
+        &self,
+        first: Call,
+        others: impl Iterator<Item = Call>,
+        image: &mut Vec<Task>,
+        waits: bool,
+    ) -> Result<Ticket> {
         let s = &self.shared;
         let begun = Instant::now();
         let mut written = loop {
@@ -111,7 +134,8 @@ impl Grid {
             }
             match self.free_piece() {
                 Some(piece) => break piece,
-                None => self.rest(begun)?,
+                None if waits => self.rest(begun)?,
+                None => return Err(Error::Full(PIECES * TOGETHER)),
             }
         };
         let at = written.piece * TOGETHER;
@@ -144,7 +168,7 @@ impl Grid {
         unsafe { std::ptr::copy_nonoverlapping(image.as_ptr(), place, image.len()) };
         let mut each = Call::new(s.known.load(Ordering::Relaxed)).range(at as u64, n as u64).fuel(fuel.unwrap_or(0));
         each.urgent = urgent;
-        let ticket = self.enter_when_free(&each)?;
+        let ticket = if waits { self.enter_when_free(&each) } else { self.enter(&each) }?;
         written.given = Piece::Device(ticket.ring, ticket.root(), ticket.number);
         Ok(ticket)
     }

@@ -29,7 +29,7 @@ pub use calibrate::BUDGET as CALIBRATION;
 pub use curve::{Cost, Curves, Host, Way};
 pub use engine::Engine;
 pub use forebay_hal::{Direction, Method};
-pub use pinned::{HostBytes, HostBytesMut, Pinned, PinnedPart, PinnedPartMut};
+pub use pinned::{HostBytes, HostBytesMut, Kept, Pinned, PinnedPart, PinnedPartMut};
 pub use plan::{Plan, Range};
 pub use priority::Scheduling;
 pub use realtime::{Budget, Protection, RealTime};

@@ -49,6 +49,11 @@ impl Pinned {
         self.locked.is_some()
     }
 
+    /// Keeps the memory where it is after this has gone, for those who have its address. Nothing else can be done with it.
+    pub fn keep(&self) -> Kept {
+        Kept { _buffer: self.buffer.clone() }
+    }
+
     /// Where it begins, for those who cannot borrow it. Whoever writes there sees to it that nobody else uses it meanwhile.
     pub fn address(&self) -> *mut u8 {
         self.at.as_ptr()
@@ -69,6 +74,11 @@ impl Pinned {
     pub fn part_mut(&mut self, range: Range<usize>) -> PinnedPartMut<'_> {
         PinnedPartMut(&mut self[range])
     }
+}
+
+/// Page-locked memory that is there as long as this ([`Pinned::keep`]).
+pub struct Kept {
+    _buffer: Buffer,
 }
 
 /// Memory that the system keeps where it is until this is dropped.
@@ -135,8 +145,8 @@ impl Drop for Locked {
 impl Deref for Pinned {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: all bytes are initialised; nobody else reaches them: the buffer has no other handle but in queues,
-        // which hold it while they use it, and meanwhile `Pinned` is held by `InFlight` or borrowed.
+        // SAFETY: all bytes are initialised; nobody else reaches them: the buffer has no other handle but `Kept`, which does
+        // not, and in queues, which hold it while they use it, and meanwhile `Pinned` is held by `InFlight` or borrowed.
         unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.bytes) }
     }
 }

@@ -44,7 +44,33 @@ fn many_are_submitted_together() {
     assert!(matches!(full, Error::NoRoom), "{full}");
 }
 
-/// More tasks than the ring has slots, behind one that takes as long as it likes.
+/// Behind one that takes as long as it likes there is room for so many, and whoever does not wait is told so.
+#[test]
+fn some_are_submitted_together_if_there_is_room() {
+    let Some(g) = start(builder().blocks(1).ring(16)) else { return };
+    let (gate, sum) = (word(), word());
+    let deaf = g.submit(call(&g, "deaf", &[address(gate), 0])).unwrap();
+    let some = vec![call(&g, "thread_adds", &[address(sum)]).range(1, 1); TOGETHER];
+    let mut tickets = Vec::new();
+    let full = loop {
+        match g.try_submit_together(&some) {
+            Ok(t) => tickets.push(t),
+            Err(e) => break e,
+        }
+    };
+    assert!(matches!(full, Error::Full(4096)), "{full}");
+    assert_eq!(tickets.len(), 4);
+    gate.store(1, Ordering::Release);
+    g.wait(deaf).unwrap();
+    tickets.into_iter().for_each(|t| _ = g.wait(t).unwrap());
+    assert_eq!(sum.load(Ordering::Relaxed), 4 * TOGETHER as u64);
+    g.wait(g.try_submit_together(&some[..7]).unwrap()).unwrap();
+    assert_eq!(sum.load(Ordering::Relaxed), 4 * TOGETHER as u64 + 7);
+    for n in [0, TOGETHER + 1] {
+        let e = g.try_submit_together(&vec![some[0]; n]).unwrap_err();
+        assert!(matches!(e, Error::Setting { is, .. } if is == n as u64), "{e}");
+    }
+}
 
 #[test]
 fn pieces_of_the_table_are_each_one_writers_and_come_back() {
