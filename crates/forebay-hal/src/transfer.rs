@@ -13,6 +13,14 @@ impl Direction {
     /// Both.
     pub const ALL: [Direction; 2] = [Direction::ToDevice, Direction::ToHost];
 
+    /// The other one.
+    pub fn opposite(self) -> Self {
+        match self {
+            Direction::ToDevice => Direction::ToHost,
+            Direction::ToHost => Direction::ToDevice,
+        }
+    }
+
     /// The name in reports.
     pub fn name(self) -> &'static str {
         match self {

@@ -25,6 +25,10 @@ const MISSES: i32 = 10;
 /// Where a copy can be one `memcpy`, those below this are, without asking how: nothing is faster for so few bytes, and the
 /// question would take a good part as long.
 const UNASKED: usize = 32 << 10;
+/// Up to here they are as well where the curves say that nothing is faster. A copy of this size and the question together are more
+/// than the first cache holds, so that the question finds nothing there: it took 0.1 µs (of 0.9 for 32 KiB). Larger ones are
+/// watched instead.
+const UNASKED_MOST: usize = 128 << 10;
 
 /// Moves data between the host and one device by the fastest way for every size.
 ///
@@ -61,6 +65,8 @@ pub(super) struct Known {
     generation: u64,
     pub(super) curves: Curves,
     pub(super) table: Table,
+    /// Transfers of fewer bytes need no plan; 0 where all do.
+    pub(super) unasked: usize,
     /// For every point of every curve.
     watched: Vec<Watched>,
     /// Split transfers in a row, by direction, that took longer than one way alone is expected to.
@@ -78,10 +84,28 @@ struct Watched {
 }
 
 impl Known {
-    fn new(curves: Curves, generation: u64) -> Arc<Self> {
+    /// `plain`: of the device, as in [`Engine`].
+    fn new(curves: Curves, generation: u64, plain: Option<Method>, hosts: &[Host]) -> Arc<Self> {
         let watched = (0..curves.all.len() * MAX_POINTS).map(|_| Watched::default()).collect();
-        Arc::new(Known { generation, table: Table::new(&curves), curves, watched, in_vain: Default::default() })
+        let table = Table::new(&curves);
+        let unasked = plain.map_or(0, |m| unasked(&table, Way::Direct(m), hosts));
+        Arc::new(Known { generation, table, unasked, curves, watched, in_vain: Default::default() })
     }
+}
+
+/// Below how many bytes `plain` is the way, in both directions and of all memory.
+fn unasked(table: &Table, plain: Way, hosts: &[Host]) -> usize {
+    let everywhere = |bytes: &usize| {
+        let mut each = Direction::ALL.into_iter().flat_map(|d| hosts.iter().map(move |h| (d, *h)));
+        each.all(|(d, h)| table.way(d, *bytes as u64, h) == Some(plain))
+    };
+    let sizes = std::iter::successors(Some(UNASKED), |s| Some(2 * s)).take_while(|s| *s <= UNASKED_MOST);
+    sizes.take_while(everywhere).last().map_or(UNASKED, |s| s + 1)
+}
+
+/// Kinds of the host's memory that differ, where that and the device's are one, or not.
+fn hosts(one: bool) -> &'static [Host] {
+    if one { &[Host::Pinned] } else { &Host::ALL }
 }
 
 impl Engine {
@@ -137,9 +161,9 @@ impl Engine {
         let curves = Curves { all_cores: Way::by_all_cores(&*device), ..curves };
         // The aperture: two writers interleave in the write-combining buffers, and both become slower.
         let mapping = (device.info().kind == Kind::Cuda).then(Mutex::default);
-        let (known, changing) = (ArcSwap::new(Known::new(curves, 0)), Mutex::default());
-        let (generation, departures) = (AtomicU64::new(0), AtomicU64::new(0));
         let (host_memory, plain) = (device.info().host_memory, device.plain_copy());
+        let known = ArcSwap::new(Known::new(curves, 0, plain, hosts(host_memory)));
+        let (generation, departures, changing) = (AtomicU64::new(0), AtomicU64::new(0), Mutex::default());
         Arc::new(Engine { device, known, changing, generation, mapping, departures, cache, host_memory, plain })
     }
 
@@ -197,10 +221,9 @@ impl Engine {
         self.host_memory
     }
 
-    /// Below how many bytes a transfer without a deadline needs no plan, and the method by which it goes; 0 where all need one.
-    #[inline]
-    pub(super) fn unasked(&self) -> (usize, Method) {
-        self.plain.map_or((0, Method::Engine), |m| (UNASKED, m))
+    /// The method by which transfers go that need no plan.
+    pub(super) fn plain(&self) -> Method {
+        self.plain.unwrap_or(Method::Engine)
     }
 
     /// Host memory that the device's kernels read and write in place: the host's handle and the device's.
@@ -237,11 +260,11 @@ impl Engine {
 
     /// The one way by which a transfer goes while nothing else is in flight; none if it has to be planned.
     pub(crate) fn way(&self, direction: Direction, bytes: u64, host: Host) -> Option<Way> {
-        let (unasked, plain) = self.unasked();
-        if bytes < unasked as u64 {
-            return Some(Way::Direct(plain));
+        let known = self.known.load();
+        if bytes < known.unasked as u64 {
+            return Some(Way::Direct(self.plain()));
         }
-        self.known.load().table.way(direction, bytes, host)
+        known.table.way(direction, bytes, host)
     }
 
     /// What a transfer costs while nothing else is in flight, ns; for those who ask at every decision.
@@ -273,19 +296,21 @@ impl Engine {
         self.known.load_full()
     }
 
-    /// Replaces `known` if it is not the latest.
+    /// Replaces `known` if it is not the latest; whether it was not.
     #[inline]
-    pub(super) fn refresh(&self, known: &mut Arc<Known>) {
-        if known.generation != self.generation.load(Ordering::Acquire) {
+    pub(super) fn refresh(&self, known: &mut Arc<Known>) -> bool {
+        let is_old = known.generation != self.generation.load(Ordering::Acquire);
+        if is_old {
             *known = self.known();
         }
+        is_old
     }
 
     fn replace(&self, change: impl FnOnce(&Curves) -> Curves) {
         let _alone = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let known = self.known();
         let generation = known.generation + 1;
-        self.known.store(Known::new(change(&known.curves), generation));
+        self.known.store(Known::new(change(&known.curves), generation, self.plain, hosts(self.host_memory)));
         self.generation.store(generation, Ordering::Release);
     }
 
@@ -353,5 +378,34 @@ impl Engine {
                 curves
             });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::curve::Measured;
+    use super::*;
+
+    /// Where the curves say that something else is faster from a size on, in one direction of one kind of memory, less than that
+    /// goes without a question.
+    #[test]
+    fn what_is_never_faster_is_not_asked_for() {
+        let plain = Way::Direct(Method::Engine);
+        let curve = |start: u64, kib: u64| {
+            let points = (0..20).map(|i| start + Curve::size(i) * kib / 1024);
+            Curve::new(points.map(|ns| Cost { median: ns, tail: ns }).collect())
+        };
+        let one = |way, direction, curve| Measured { way, direction, host: Host::Pinned, curve };
+        let limit = |from: u64| {
+            let mut all: Vec<_> = Direction::ALL.map(|d| one(plain, d, curve(0, 100))).into();
+            // A start that is worth it from there on.
+            all.push(one(Way::Direct(Method::Kernel), Direction::ToHost, curve(80 * from / 1024, 1)));
+            unasked(&Table::new(&Curves { all, ..Curves::default() }), plain, hosts(true))
+        };
+        assert_eq!([16, 32, 64, 128, 256].map(|kib| limit(kib << 10) >> 10), [32, 32, 32, 64, 128]);
+        // Of the other kind of memory nothing was measured, and then it is the engine's.
+        let none = Table::new(&Curves::default());
+        let of = |way, one| unasked(&none, way, hosts(one));
+        assert_eq!((of(plain, false), of(Way::Direct(Method::Mapped), false)), (UNASKED_MOST + 1, UNASKED));
     }
 }

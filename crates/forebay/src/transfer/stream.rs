@@ -65,7 +65,7 @@ impl Stream {
         let ring = Ring::new(&**device)?;
         let (queue, side) = (device.queue()?, device.queue()?);
         let known = engine.known();
-        let (at_once, (unasked, plain)) = (engine.is_in_host_memory(), engine.unasked());
+        let (at_once, unasked, plain) = (engine.is_in_host_memory(), known.unasked, engine.plain());
         Ok(Stream {
             // A number and nothing else: no order is needed.
             number: STREAMS.fetch_add(1, Ordering::Relaxed),
@@ -100,7 +100,7 @@ impl Stream {
 
     fn settings_changed(&mut self) {
         let as_planned = self.deadline.is_none() && self.forced.is_none();
-        self.unasked = if as_planned { self.engine.unasked().0 } else { 0 };
+        self.unasked = if as_planned { self.known.unasked } else { 0 };
     }
 
     /// How many transfers were not expected to meet their deadline (they were made all the same).
@@ -414,7 +414,9 @@ impl Stream {
             return Ok(());
         }
         let host = self.engine.place(host);
-        self.engine.refresh(&mut self.known);
+        if self.engine.refresh(&mut self.known) {
+            self.settings_changed();
+        }
         let to = Target { direction, device, offset, host: p };
         self.count = self.count.wrapping_add(1);
         // Only where the mapping has to be shared with care does its lock need the engine beside `self`.
@@ -529,7 +531,9 @@ impl Stream {
         }
         let host = self.engine.place(host);
         let merged = plan::merge(ranges.iter().copied());
-        self.engine.refresh(&mut self.known);
+        if self.engine.refresh(&mut self.known) {
+            self.settings_changed();
+        }
         let engine = self.engine.clone();
         let mapping = engine.try_mapping();
         let no_mapping = mapping.is_none() || !device.is_mapped();

@@ -88,12 +88,12 @@ impl Site {
         Ok(site)
     }
 
-    /// The plain copy of the same bytes: behind it they are where a program's mostly are, in the caches of one core as far as
-    /// they fit. Behind copies of several kinds they are in one place or another: 1 MiB by one core takes 32 µs behind itself
+    /// The plain copy of the same bytes, the other way: behind it they are where a program's mostly are that it has just made, in the
+    /// caches of one core as far as they fit. Behind copies of several kinds they are in one place or another: 1 MiB by one core takes 32 µs behind itself
     /// and 100 behind a copy that went past the caches, and whose median is which depends on who came behind whom how often.
     fn settle(&mut self, direction: Direction, host: Host, bytes: usize) -> Result<()> {
         let plain = self.stream.engine().device().plain_copy().unwrap_or(Method::Engine);
-        self.once(Path::By(Way::Direct(plain)), direction, host, bytes).map(|_| ())
+        self.once(Path::By(Way::Direct(plain)), direction.opposite(), host, bytes).map(|_| ())
     }
 
     /// One transfer; what it took, µs. (Where it is shorter than what clocks can tell, one of several.)
