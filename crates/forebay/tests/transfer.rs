@@ -589,3 +589,25 @@ fn memory_gets_from_one_gpu_to_another_with_the_stand_in() {
     let two = [("STAND_IN_DEVICES", "2"), ("STAND_IN_DELAYS", "1")];
     stand_in::again_with("memory_gets_from_any_device_to_any_other", &two);
 }
+
+/// What is measured while others keep all processors busy is stored as doubtful, and measured anew when it is old.
+#[test]
+fn curves_of_a_busy_machine_are_measured_anew_later() {
+    let dir = std::env::temp_dir().join(format!("forebay-busy-{}", std::process::id()));
+    let d = devices().remove(0);
+    let cores = std::thread::available_parallelism().unwrap().get();
+    let hog = || std::process::Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
+    let mut hogs: Vec<_> = (0..cores).map(|_| hog()).collect();
+    // Of a machine with more processors than this process may use these may be few.
+    let all = std::fs::read_to_string("/proc/stat").unwrap().lines().filter(|l| l.starts_with("cpu")).count() - 1;
+    drop(Engine::open_in(d.clone(), Cache::at(&dir)).unwrap());
+    hogs.iter_mut().for_each(|h| _ = (h.kill(), h.wait()));
+    let entry = std::fs::read_dir(&dir).unwrap().next().unwrap().unwrap().path();
+    let stored = std::fs::read(&entry).unwrap();
+    let says = String::from_utf8_lossy(&stored).contains("doubtful = ");
+    assert!(says || 2 * cores < all, "{} of {all} processors were busy", cores);
+    // Not at once.
+    drop(Engine::open_in(d, Cache::at(&dir)).unwrap());
+    assert!(std::fs::read(&entry).unwrap() == stored);
+    std::fs::remove_dir_all(dir).unwrap();
+}

@@ -12,7 +12,7 @@ use forebay_hal::{Buffer, Direction, Method};
 use super::curve::{Cost, Curve, Curves, Host, MAX_POINTS, Measured, Together, Way};
 use super::engine::Engine;
 use super::pinned::Pinned;
-use super::plan::Range;
+use super::plan::{CACHED, Range};
 use super::stream::Stream;
 use crate::error::Result;
 
@@ -28,10 +28,8 @@ const SAMPLES: (usize, usize) = (3, 200);
 /// Samples go on for so long, however many they are: what else the machine does comes and goes in milliseconds.
 const WHILE: Duration = Duration::from_millis(5);
 const LARGE: usize = 32 << 20;
-/// Copies up to this size may find in a cache what the last one left there: after one that wrote past the caches a plain copy
-/// of 2 MiB takes twice as long, and one by two cores is faster after another one by two. A program has mostly used its bytes
-/// on one core just before.
-const SETTLED: usize = 16 << 20;
+/// Before copies up to this size a plain one goes: a program has mostly used its bytes on one core just before.
+const SETTLED: usize = CACHED as usize;
 /// A way that takes so many times as long as the best at so many sizes in a row, from this size on, is not measured at
 /// larger ones: its curve goes on at its last rate. (Loads through a GPU's aperture would take most of the time.)
 const HOPELESS: u64 = 6;

@@ -9,6 +9,7 @@ use forebay_hal::cache::Cache;
 use forebay_hal::{Buffer, Device, Direction, Kind, Method, Wanted, discover};
 
 use super::curve::{Cost, Curve, Curves, Host, MAX_POINTS, Way};
+use super::others::Moment;
 use super::pinned::Pinned;
 use super::plan::{self, Plan, Request, Table};
 use super::realtime::{Budget, RealTime};
@@ -109,7 +110,8 @@ fn hosts(one: bool) -> &'static [Host] {
 }
 
 impl Engine {
-    /// The engine of `device` with the curves that this machine stored, or measured now (two seconds at most) and stored.
+    /// The engine of `device` with the curves that this machine stored, or measured now (two seconds at most) and stored. Those that
+    /// were measured while others kept the machine busy are measured anew after an hour.
     ///
     /// # Errors
     /// Those of the device, while it is measured.
@@ -138,7 +140,7 @@ impl Engine {
     pub fn open_in(device: Arc<dyn Device>, cache: Cache) -> Result<Arc<Self>> {
         let stored = store::load(&cache, &*device);
         let engine = Self::with(device, stored.clone().unwrap_or_default(), cache);
-        if stored.is_none() {
+        if stored.is_none() || store::is_due(&engine.cache, &*engine.device) {
             engine.calibrate(calibrate::BUDGET)?;
         }
         Ok(engine)
@@ -172,8 +174,10 @@ impl Engine {
     /// # Errors
     /// Those of the device.
     pub fn calibrate(self: &Arc<Self>, budget: Duration) -> Result<()> {
+        let begun = Moment::now();
         let curves = calibrate::measure(self, budget)?;
-        store::save(&self.cache, &*self.device, &curves);
+        let busy = begun.zip(Moment::now()).is_some_and(|(begun, ended)| begun.was_busy_until(&ended));
+        store::save(&self.cache, &*self.device, &curves, busy);
         self.replace(|now| Curves { all_cores: now.all_cores, ..curves });
         Ok(())
     }

@@ -8,13 +8,14 @@
 //! `docs/transfer.md` explains the ways, shows measured curves and says how to choose.
 //!
 //! One file per step: [`plan`] (pure: which way, which pieces), stream.rs (does it), ring.rs (staging), wait.rs, engine.rs
-//! (what streams share; drift), calibrate.rs, store.rs, realtime.rs, priority.rs (of its thread), bound.rs (for C and
+//! (what streams share; drift), calibrate.rs, others.rs (who kept the machine busy meanwhile), store.rs, realtime.rs, priority.rs (of its thread), bound.rs (for C and
 //! Python), pinned.rs, [`curve`].
 
 mod bound;
 mod calibrate;
 pub mod curve;
 mod engine;
+mod others;
 mod pinned;
 pub mod plan;
 mod priority;

@@ -4,8 +4,8 @@
 //! 1. A transfer goes by the way with the least expected time; one with a deadline by the way with the least time that few
 //!    copies exceed, because a deadline is missed by the slow ones.
 //!    Where the engine takes at most a twentieth longer it is preferred: it occupies no processor, and so small a difference
-//!    is not sure. The way that takes all of the host's cores must be faster than any other by more than a seventh: it takes
-//!    them from everybody, and small copies by it depend most on whose caches have the bytes.
+//!    is not sure. What caches may hold goes by all of the host's cores only if they are faster than any other way by
+//!    more than a seventh: it takes them from everybody, and what they gain depends most on whose caches have the bytes.
 //! 2. Whatever is queued on the device delays every way alike: a mapped copy, too, waits for those before it.
 //! 3. The mapping has one writer at a time. While another stream uses it, and for memory that has none, other ways are
 //!    taken.
@@ -26,6 +26,9 @@ const ENGINE: Way = Way::Direct(Method::Engine);
 const NEAR: u64 = 20;
 /// All cores must be faster by more than this part of their time: a seventh of what the other way takes.
 const ALL_CORES: u64 = 6;
+/// Copies up to this size may find in a cache what was used before: after one that wrote past the caches a plain copy of 2 MiB
+/// takes twice as long, and one by two cores is faster after another one by two.
+pub(super) const CACHED: u64 = 16 << 20;
 /// Boundaries of a split lie on multiples of this.
 const SPLIT_GRAIN: u64 = 4096;
 
@@ -84,7 +87,8 @@ pub fn plan(r: &Request, curves: &Curves) -> Plan {
     let open = |way: Way| way.serves(r.host) && !(r.no_mapping && way == Way::Direct(Method::Mapped));
     let wanted = |c: Cost| if r.deadline.is_some() { c.tail } else { c.median };
     let ways = Way::ALL.into_iter().filter(|w| open(*w));
-    let best = ways.filter_map(|w| measured(w).map(|c| (w, c))).min_by_key(|(w, c)| weighed(*w, wanted(*c), curves));
+    let best =
+        ways.filter_map(|w| measured(w).map(|c| (w, c))).min_by_key(|(w, c)| weighed(*w, wanted(*c), r.bytes, curves));
     let engine = measured(ENGINE).map(|c| (ENGINE, c));
     let near = |b: &(Way, Cost)| engine.filter(|e| wanted(e.1) <= wanted(b.1).saturating_add(wanted(b.1) / NEAR));
     // Nothing known: the way that every device has.
@@ -103,9 +107,9 @@ pub fn plan(r: &Request, curves: &Curves) -> Plan {
     Plan { pieces, alone, late: r.deadline.is_some_and(|d| cost.tail > d), cost }
 }
 
-/// What a way that takes so long counts as (rule 1).
-fn weighed(way: Way, ns: u64, curves: &Curves) -> u64 {
-    if curves.all_cores == Some(way) { ns.saturating_add(ns / ALL_CORES) } else { ns }
+/// What a way that takes so long for so much counts as (rule 1).
+fn weighed(way: Way, ns: u64, bytes: u64, curves: &Curves) -> u64 {
+    if curves.all_cores == Some(way) && bytes <= CACHED { ns.saturating_add(ns / ALL_CORES) } else { ns }
 }
 
 /// Engine and mapping at once: where to cut, and what that takes.
@@ -232,7 +236,8 @@ pub fn batch(r: &Request, ranges: &[Range], curves: &Curves) -> (Way, Cost) {
     };
     let wanted = |c: &Cost| if r.deadline.is_some() { c.tail } else { c.median };
     let ways = Way::ALL.into_iter().filter(open).filter_map(total);
-    let best = ways.min_by_key(|(w, c)| weighed(*w, wanted(c), curves));
+    let bytes = ranges.iter().fold(0u64, |sum, p| sum.saturating_add(p.bytes));
+    let best = ways.min_by_key(|(w, c)| weighed(*w, wanted(c), bytes, curves));
     best.unwrap_or((Way::Direct(Method::Engine), Cost::default()))
 }
 
@@ -300,6 +305,14 @@ mod tests {
         };
         assert_eq!([53, 50].map(|n| way(&by(n, Some(KERNEL)))), [ENGINE, KERNEL]);
         assert_eq!(way(&by(53, None)), KERNEL, "one that takes nothing from anybody");
+        // Caches have nothing of what is larger.
+        let large = |bytes| plan(&request(bytes), &by(53, Some(KERNEL))).pieces[0].way;
+        assert_eq!([CACHED, CACHED + 1].map(large), [ENGINE, KERNEL]);
+        let table = Table::new(&by(53, Some(KERNEL)));
+        assert_eq!(
+            [CACHED, 2 * CACHED].map(|b| table.way(Direction::ToDevice, b, Host::Pinned)),
+            [Some(ENGINE), Some(KERNEL)]
+        );
     }
 
     #[test]

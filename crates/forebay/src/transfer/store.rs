@@ -1,9 +1,11 @@
 //! Curves on disk: one entry for a machine, device and driver, in the same cache as compiled kernels.
 //!
 //! A damaged entry is absent (the cache checks it); one of another machine, driver or version has another key; one with
-//! figures that cannot be is not believed.
+//! figures that cannot be is not believed. One that was measured while others kept the machine busy is used, and measured anew
+//! after an hour.
 
 use std::collections::BTreeMap;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use forebay_hal::cache::Cache;
 use forebay_hal::{Device, Direction};
@@ -12,7 +14,9 @@ use serde::{Deserialize, Serialize};
 use super::curve::{Cost, Curve, Curves, Host, MAX_POINTS, Measured, Together, Way};
 
 /// Changes with the meaning of what is stored.
-const VERSION: &str = "transfer curves 3";
+const VERSION: &str = "transfer curves 4";
+/// Seconds after which doubtful figures are measured anew: not each time on a machine that is always busy.
+const DOUBTFUL_FOR: u64 = 3600;
 
 #[derive(Serialize, Deserialize)]
 struct Stored {
@@ -20,6 +24,9 @@ struct Stored {
     further: [u64; 2],
     /// Curves by "way, direction, memory"; points are pairs of median and tail.
     curves: BTreeMap<String, Vec<(u64, u64)>>,
+    /// When, in seconds since 1970, if the machine was busy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    doubtful: Option<u64>,
 }
 
 fn key(device: &dyn Device) -> String {
@@ -40,9 +47,23 @@ fn name(way: Way, direction: Direction, host: Host) -> String {
     format!("{}, {}, {}", way.name(), direction.name(), host.name())
 }
 
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
+}
+
+fn read(cache: &Cache, device: &dyn Device) -> Option<Stored> {
+    toml::from_str(std::str::from_utf8(&cache.get(&key(device))?).ok()?).ok()
+}
+
+/// Whether what is stored is to be measured anew, though it can be used. (One from the future is: clocks are set.)
+pub(super) fn is_due(cache: &Cache, device: &dyn Device) -> bool {
+    let when = read(cache, device).and_then(|s| s.doubtful);
+    when.is_some_and(|when| now().abs_diff(when) >= DOUBTFUL_FOR)
+}
+
 /// What was stored for this machine and device.
 pub(super) fn load(cache: &Cache, device: &dyn Device) -> Option<Curves> {
-    let stored: Stored = toml::from_str(std::str::from_utf8(&cache.get(&key(device))?).ok()?).ok()?;
+    let stored = read(cache, device)?;
     let mut curves = Curves { together: stored.together, further: stored.further, ..Curves::default() };
     for way in Way::ALL {
         for (direction, host) in Direction::ALL.into_iter().flat_map(|d| Host::ALL.map(|h| (d, h))) {
@@ -60,13 +81,14 @@ pub(super) fn load(cache: &Cache, device: &dyn Device) -> Option<Curves> {
     Direction::ALL.into_iter().all(engine).then_some(curves)
 }
 
-/// Stores curves; a cache that cannot be written means measuring again next time.
-pub(super) fn save(cache: &Cache, device: &dyn Device, curves: &Curves) {
+/// Stores curves, which may be `doubtful`; a cache that cannot be written means measuring again next time.
+pub(super) fn save(cache: &Cache, device: &dyn Device, curves: &Curves, doubtful: bool) {
     let points = |c: &Curve| c.points().map(|(_, c)| (c.median, c.tail)).collect();
     let stored = Stored {
         together: curves.together.clone(),
         further: curves.further,
         curves: curves.all.iter().map(|m| (name(m.way, m.direction, m.host), points(&m.curve))).collect(),
+        doubtful: doubtful.then(now),
     };
     if let Ok(text) = toml::to_string(&stored) {
         cache.put(&key(device), text.as_bytes());
@@ -135,15 +157,29 @@ mod tests {
             further: [7, 8],
             ..Curves::default()
         };
-        save(&cache, cpu, &curves);
+        save(&cache, cpu, &curves, true);
         assert_eq!(load(&cache, cpu).as_ref(), Some(&curves));
+        // Doubtful as they are, they are good for an hour.
+        assert!(!is_due(&cache, cpu));
+        let is_due_when = |seconds: u64| {
+            let text = String::from_utf8(cache.get(&key(cpu)).unwrap()).unwrap();
+            let (before, _) = text.split_once("doubtful = ").unwrap();
+            let (_, after) = text.split_once("doubtful = ").unwrap().1.split_once('\n').unwrap();
+            cache.put(&key(cpu), format!("{before}doubtful = {seconds}\n{after}").as_bytes());
+            assert_eq!(load(&cache, cpu).as_ref(), Some(&curves));
+            is_due(&cache, cpu)
+        };
+        let times = [now() - 3700, now() - 3500, now() + 3500, now() + 3700, 0, i64::MAX as u64];
+        assert_eq!(times.map(is_due_when), [true, false, false, true, true, true]);
+        save(&cache, cpu, &curves, false);
+        assert!(!is_due(&cache, cpu));
         // Of another device, though the cache has an entry for the first.
         assert_eq!(load(&cache, sim), None);
 
         // Without an engine, with a method that the device lacks, with too many points, and no text at all.
-        save(&cache, cpu, &Curves { all: all(&Way::ALL[1..]), ..curves.clone() });
+        save(&cache, cpu, &Curves { all: all(&Way::ALL[1..]), ..curves.clone() }, false);
         assert_eq!(load(&cache, cpu), None);
-        save(&cache, sim, &curves);
+        save(&cache, sim, &curves, false);
         assert_eq!(load(&cache, sim), None);
         let stored = String::from_utf8(cache.get(&key(sim)).unwrap()).unwrap();
         let longer = stored.replacen("[[", &format!("[{}[", "[1, 2], ".repeat(40)), 1);
