@@ -208,7 +208,8 @@ impl Grid {
     }
 
     /// How many blocks it has.
-    fn __len__(&self) -> PyResult<usize> {
+    #[getter]
+    fn blocks(&self) -> PyResult<usize> {
         self.with(|g| Ok(g.size()))
     }
 
@@ -238,7 +239,8 @@ impl Grid {
     }
 
     /// Submits many tasks together, which costs a fraction of submitting each: for each its function and what it is given. A
-    /// ticket for each 1024 of them, which is done when all of these are; they share a result.
+    /// ticket for each 1024 of them, which is done when all of these are; they share a result. Waits for room as submit does; after
+    /// TimeoutError those for whose 1024 there was room are submitted, and nobody has their tickets.
     #[pyo3(signature = (calls, *, urgent = false, timeout = None))]
     fn submit_all(
         &self,

@@ -34,7 +34,9 @@ pub(crate) fn raise(e: forebay::Error) -> PyErr {
     match e {
         Error::WouldBlock { .. } | Error::StillRunning { .. } => PyTimeoutError::new_err(text),
         Error::NotRunning { .. } => Closed::new_err(text),
-        Error::Failed { .. } | Error::Device(_) | Error::Forked { .. } => PyRuntimeError::new_err(text),
+        Error::Failed { .. } | Error::Device(_) | Error::Forked { .. } | Error::AllWait { .. } => {
+            PyRuntimeError::new_err(text)
+        }
         _ => PyValueError::new_err(text),
     }
 }

@@ -82,7 +82,7 @@ def start(**more):
 class Grids(unittest.TestCase):
     def test_tasks_answer_make_others_and_work_on_ranges(self):
         with start(blocks=2) as grid:
-            self.assertEqual(len(grid), 2)
+            self.assertEqual(grid.blocks, 2)
             tickets = [grid.submit("square", word(n)) for n in range(100)]
             self.assertEqual([number(t.wait()) for t in tickets], [n * n for n in range(100)])
             self.assertEqual(number(grid.submit(grid.function("tree"), array("Q", [7])).wait(timeout=30)), 128)
@@ -96,7 +96,7 @@ class Grids(unittest.TestCase):
         self.assertEqual(number(last.wait()), 1024)
         with self.assertRaisesRegex(ValueError, "handed out"):
             last.wait()
-        for late in (lambda: grid.submit("square"), lambda: len(grid), grid.drain, grid.stop):
+        for late in (lambda: grid.submit("square"), lambda: grid.blocks, grid.drain, grid.stop):
             with self.assertRaises(forebay.Closed):
                 late()
 
