@@ -88,10 +88,10 @@ impl Grid {
         timeout: Option<f64>,
         what: impl Fn(&resident::Grid) -> Result<T, Error> + Sync,
     ) -> PyResult<T> {
+        let mut wait = Patience::of(timeout)?;
         let once = || read(&self.inner).as_ref().ok_or(Error::Stopped).and_then(|g| what(g));
         let mut came = once();
-        if let (Err(Error::Full(_)), false) = (&came, timeout == Some(0.0)) {
-            let mut wait = Patience::of(timeout)?;
+        if matches!(came, Err(Error::Full(_))) {
             came = py.detach(|| {
                 while let Some(time) = wait.next() {
                     let begun = Instant::now();

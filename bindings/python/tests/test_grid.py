@@ -128,6 +128,8 @@ class Grids(unittest.TestCase):
             for bad in (-1, 1.5, None):
                 with self.assertRaises((TypeError, OverflowError)):
                     grid.submit(bad)
+            with self.assertRaisesRegex(ValueError, "negative"):
+                grid.submit("square", word(1), timeout=-1)
             with self.assertRaisesRegex(ValueError, "40 bytes of arguments"):
                 grid.submit("square", bytes(40))
             with self.assertRaisesRegex(RuntimeError, "\"fails\" failed with status"):
