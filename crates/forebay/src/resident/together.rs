@@ -14,6 +14,7 @@ use super::{Error, Result};
 
 /// Tasks that are submitted together, at most.
 pub const TOGETHER: usize = 1024;
+const _: () = assert!(TOGETHER == 1024, "an error names it");
 /// How often so many can be on their way.
 pub(super) const PIECES: usize = 4;
 

@@ -264,11 +264,11 @@ impl Engine {
 
     /// The one way by which a transfer goes while nothing else is in flight; none if it has to be planned.
     pub(crate) fn way(&self, direction: Direction, bytes: u64, host: Host) -> Option<Way> {
-        let known = self.known.load();
-        if bytes < known.unasked as u64 {
-            return Some(Way::Direct(self.plain()));
+        // The graphs ask for every block: of so few bytes the curves need not be had. Of more the table says the same as `unasked`.
+        if let Some(plain) = self.plain.filter(|_| bytes < UNASKED as u64) {
+            return Some(Way::Direct(plain));
         }
-        known.table.way(direction, bytes, host)
+        self.known.load().table.way(direction, bytes, host)
     }
 
     /// What a transfer costs while nothing else is in flight, ns; for those who ask at every decision.
